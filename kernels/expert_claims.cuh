@@ -17,10 +17,20 @@ struct Announced {
     }
     __device__ __forceinline__ void leave_end(int stage) const { leave(stage, Work(0, 0, 0, 0)); }
     __device__ __forceinline__ Work at(int stage) const {
-        const uint4 four = *reinterpret_cast<const uint4*>(words + stage * kWords);
+        uint4 four = *reinterpret_cast<const uint4*>(words + stage * kWords);
+        // Equal in all lanes; the shuffles show that to the compiler, which then uses uniform registers.
+        four.x = __shfl_sync(kFullWarp, four.x, 0), four.y = __shfl_sync(kFullWarp, four.y, 0);
+        four.z = __shfl_sync(kFullWarp, four.z, 0), four.w = __shfl_sync(kFullWarp, four.w, 0);
         return Work(static_cast<int>(four.x), static_cast<int>(four.y), static_cast<int>(four.z), static_cast<int>(four.w));
     }
 };
+
+// By a warpgroup: passes on which tile the leading thread has claimed. `next` are two words of shared memory, for turns.
+__device__ __forceinline__ int share_claim(int* next, int turn, bool leads, int claimed) {
+    if (leads) next[turn & 1] = claimed;
+    asm volatile("bar.sync %0, %1;" ::"n"(1), "n"(128) : "memory");
+    return next[turn & 1];
+}
 
 // By one thread: fills the ring as `fill_ring` does where jobs are older than the predecessor. A block begins with the tile
 // of its own number, and claims others: `claimed` of them have been claimed.

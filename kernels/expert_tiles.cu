@@ -41,15 +41,9 @@ constexpr int kOutputs = GATED ? kGatedOutputs : 256;  // of a tile
 constexpr int kSums = TOKENS / 2;            // of a thread, for each of its warpgroup's two blocks of rows
 
 using Shared = OperandRing<STAGES, kWeightBytes, TOKENS * 128>;
-static_assert(!(CLAIMS && GATHERS), "blocks that gather know their tiles beforehand");
 
 #if GATHERS
 static_assert(GATED && !SCALED, "what gathers is of steps whose rows are normed");
-// Steps of a block's first tile that L2 gets early. Of few rows it gets every second one: the others then come from memory at
-// the same time, while the ring is filled.
-constexpr int kFetchStride = TOKENS > 32 ? 1 : 2;
-constexpr int kFetched = TOKENS > 32 ? 14 : 11;
-
 // The rows of a job, as a thread of the copying warpgroup knows them: it copies 16 bytes of every 16th.
 struct JobRows {
     const char* x;
@@ -130,16 +124,28 @@ private:
 };
 
 #if GATHERS
-// By a warpgroup, one thread of which copies weights: fills the ring for all of a block's tiles.
+// Steps of a block's first tile that L2 gets early. Of few rows it gets every second one: the others then come from memory at
+// the same time, while the ring is filled.
+constexpr int kFetchStride = TOKENS > 32 ? 1 : 2;
+constexpr int kFetched = TOKENS > 32 ? 14 : 11;
+
+__device__ __forceinline__ void fetch_first_tile(const Copies& copies, const Problem& problem) {
+    const int fetched = min(kFetched, problem.steps / kFetchStride);
+    fetch_tile(copies.weights, blockIdx.x, problem.tiles, problem.outputs, fetched, kFetchStride);
+}
+
+// By a warpgroup, one thread of which copies weights and, with CLAIMS, claims tiles: fills the ring for all of a block's tiles.
+// With `guesses` each expert is thought to have one job.
 __device__ __forceinline__ void gather_into_ring(
-    const Copies& copies, const Problem& problem, const char* x, int* places, bool leads) {
+    const Copies& copies, const Problem& problem, const char* x, int* places, bool leads, bool guesses
+#if CLAIMS
+    , const Announced& announced, int* claimed
+#endif
+) {
     const Shared& shared = copies.shared;
     JobRows job{x};
     job.row = threadIdx.x % 128 / 8, job.chunk = threadIdx.x % 8;
-    if (leads) {
-        const int fetched = min(kFetched, problem.steps / kFetchStride);
-        fetch_tile(copies.weights, blockIdx.x, problem.tiles, problem.outputs, fetched, kFetchStride);
-    }
+    if (leads && guesses) fetch_first_tile(copies, problem);
     wait_then_release();
     Ring<STAGES> ring(1);
     Work work = first_work(problem);
@@ -147,23 +153,49 @@ __device__ __forceinline__ void gather_into_ring(
     int given = 0;  // steps whose weights have been asked for: those of the first tile before its rows are known
     if (leads && static_cast<int>(blockIdx.x) < total) {
         given = min(STAGES, problem.steps);
+#if CLAIMS
+        announced.leave(0, work);
+#endif
         for (int i = 0; i < given; i++) {
             barrier_expect(shared.full(i), kWeightBytes);
             copies.copy_weights(work, i, i);
         }
     }
-    for (int index = blockIdx.x; index < total; index += gridDim.x, given = 0) {
-        if (index != static_cast<int>(blockIdx.x)) work = Work(problem, index);
+#if CLAIMS
+    __shared__ int claims[2];
+    int claim = 0;
+#endif
+    for (int index = blockIdx.x, turn = 0; index < total; turn++, given = 0) {
+        if (turn > 0) work = Work(problem, index);
+#if CLAIMS
+        if (leads) claim = gridDim.x + atomicAdd(claimed, 1);
+#endif
         job.find(problem, work, places);
         for (int step = 0; step < problem.steps; step++, ring.advance()) {
             barrier_wait(shared.empty(ring.stage), ring.parity);
             if (leads && step >= given) {
+#if CLAIMS
+                if (step == 0) announced.leave(ring.stage, work);
+#endif
                 barrier_expect(shared.full(ring.stage), kWeightBytes);
                 copies.copy_weights(work, step, ring.stage);
             }
             job.copy(step, shared.inputs(ring.stage), shared.full(ring.stage));
         }
+#if CLAIMS
+        index = share_claim(claims, turn, leads, claim);
+#else
+        index += gridDim.x;
+#endif
     }
+#if CLAIMS
+    barrier_wait(shared.empty(ring.stage), ring.parity);
+    if (leads) {
+        announced.leave_end(ring.stage);
+        barrier_arrive(shared.full(ring.stage));  // for the weights
+    }
+    barrier_arrive(shared.full(ring.stage));
+#endif
 }
 #endif
 
@@ -370,7 +402,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) expert_tiles(
         const bool leads = threadIdx.x == kConsumers * 128;
         const unsigned long long policy = reads_once ? evict_first_policy() : evict_normal_policy();
 #if GATHERS
-        gather_into_ring(Copies{shared, &weights, nullptr, problem, policy}, problem, x, places, leads);
+        const Copies copies{shared, &weights, nullptr, problem, policy};
+#if CLAIMS
+        gather_into_ring(copies, problem, x, places, leads, reads_once != 0, announced, claimed);
+#else
+        gather_into_ring(copies, problem, x, places, leads, true);
+#endif
 #else
         const Copies copies{shared, &weights, &inputs, problem, policy};
 #if CLAIMS

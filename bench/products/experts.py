@@ -38,7 +38,7 @@ VARIANTS: list[Variant] = [
     *(ExpertVariant(rows, blocks) for rows in (8, 16, 32, 64) for blocks in (1, 2)),
     ExpertVariant(128, 1),
     *(TilesVariant(rows) for rows in TILE_JOB_ROWS),
-    TilesVariant(160, claims=True),
+    *(TilesVariant(160, gathers, claims=True) for gathers in (False, True)),
 ]
 _FEW_LAYERS, _MANY_LAYERS = 2, 6
 _WEIGHTS_BYTES = 8_000_000_000
@@ -271,7 +271,7 @@ def label(variant: Variant) -> str:
     """Rows of a job x blocks of a multiprocessor, or of large tiles."""
     if variant.kernel == "expert_product":
         return f"{variant.job_rows} x {variant.blocks}"
-    return f"tiles {variant.job_rows}" + ", claimed" * variant.claims
+    return f"tiles {variant.job_rows}" + ", gathered" * variant.gathers + ", claimed" * variant.claims
 
 
 def measure(case: Case, tune: bool) -> Iterator[ExpertTime]:

@@ -270,7 +270,7 @@ class CudaLaunchers(StepLaunchers):
         return ExpertEntry(experts, hidden_size, self._dtype, _ENTERING, overlap=self._overlap)
 
     def _tiles(self, experts: ExpertsConfig, *, gathers: bool) -> ExpertProducts:
-        return self._expert_products(experts, replace(_TILES, gathers=gathers, claims=not gathers))
+        return self._expert_products(experts, replace(_TILES, gathers=gathers))
 
     def _expert_products(self, experts: ExpertsConfig, variant: ExpertVariant | TilesVariant) -> ExpertProducts:
         return ExpertProducts(experts, self._dtype, variant, overlap=self._overlap, canonical=self._canonical)

@@ -74,6 +74,7 @@ def stream() -> int:
         (TilesVariant(64), False),
         (TilesVariant(64, claims=True), False),
         (TilesVariant(160, claims=True), True),
+        (TilesVariant(160, gathers=True, claims=True), True),
         (TilesVariant(32, gathers=True), True),
         (TilesVariant(160, gathers=True), True),
     ],
@@ -140,7 +141,7 @@ def launchers(case: ExpertCase, *variants: ExpertVariant) -> ExpertLaunchers:
         ExpertRows(config, case.hidden, case.dtype, overlap=True),
         [ExpertProducts(config, case.dtype, variant, overlap=True) for variant in variants],
         ExpertProducts(config, case.dtype, TilesVariant(160, claims=True), overlap=True),
-        ExpertProducts(config, case.dtype, TilesVariant(160, gathers=True), overlap=True),
+        ExpertProducts(config, case.dtype, TilesVariant(160, gathers=True, claims=True), overlap=True),
         has_grouped=True,
     )
 

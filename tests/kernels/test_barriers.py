@@ -101,6 +101,7 @@ def test_gated_products(tile: tuple[int, int, int, int]) -> None:
             TilesVariant(160),
             TilesVariant(160, claims=True),
             TilesVariant(160, gathers=True),
+            TilesVariant(160, gathers=True, claims=True),
         ],
         in_ci=[],
     ),

@@ -60,6 +60,7 @@ CASES: dict[str, tuple[ExpertCase, Variant | int]] = {
     "claims": (ExpertCase(QWEN, 90, skew=0.7), TilesVariant(64, claims=True)),
     "claims-one-expert": (ExpertCase(TINY, 170, hidden=192, skew=100.0), TilesVariant(64, claims=True)),
     "claims-biases": (ExpertCase(GPT_OSS, 67, hidden=192, skew=1.0), TilesVariant(160, claims=True)),
+    "claims-gathering": (ExpertCase(QWEN, 90, skew=0.7), TilesVariant(64, gathers=True, claims=True)),
     "gathering": (ExpertCase(QWEN, 70, skew=0.5), TilesVariant(160, gathers=True)),
     "gathering-one-expert": (
         ExpertCase(TINY, 170, hidden=192, skew=100.0, dtype=torch.float16),

@@ -302,6 +302,7 @@ EXPERT_VARIANTS = (
     *(ExpertVariant(rows, 1 if rows == 128 else 2) for rows in JOB_ROWS),
     *(TilesVariant(rows, gathers) for rows in TILE_JOB_ROWS for gathers in (False, True)),
     *(TilesVariant(rows, claims=True) for rows in TILE_JOB_ROWS),
+    TilesVariant(160, gathers=True, claims=True),
 )
 
 

@@ -141,7 +141,7 @@ class TilesVariant:
     job_rows: int
     gathers: bool = False
     claims: bool = False
-    """Whether blocks claim tiles, so that jobs of many and of few rows may alternate; not where rows are gathered."""
+    """Whether blocks claim tiles, so that jobs of many and of few rows may alternate."""
 
     kernel = "expert_tiles"
     threads = 384
