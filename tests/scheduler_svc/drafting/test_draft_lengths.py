@@ -229,3 +229,10 @@ def test_what_a_policy_returns_is_cut_to_what_rows_may(answer: Callable[[DraftRo
     assert drafts is not None
     assert (drafts.tolist(), drafts.dtype) == ([0, 3, 7], np.int32)
     assert not world.guard.failures
+
+
+def test_the_most_drafts_of_a_gpu_have_graphs_of_their_own() -> None:
+    """A runner with at most 4 drafts computes 5 places a row, not 6."""
+    world = DraftWorld(64, gpu_s, lambda step: np.zeros(64), cuda=True, max_drafts=4)
+    charged = world.step_times.verifying.charged
+    assert [charged(64, 64, most) for most in range(5)] == [64, 64 * 1, 64 * 3, 64 * 3, 64 * 4]
