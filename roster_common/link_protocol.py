@@ -42,8 +42,14 @@ MOVE_KEY_BYTES = 16
 """Bytes of the random key of a move."""
 
 GRAPH_DRAFTS = (1, 3, 5, 7)
-"""Drafts per row for which a GPU runner captures graphs: with 4 query heads per KV head, they fill whole tiles. A step
-with other numbers is computed as one with the next."""
+"""Drafts per row for which a GPU runner captures graphs, beside the most that it may have: with 4 query heads per KV
+head, they fill whole tiles. A step with other numbers is computed as one with the next."""
+
+
+def graph_drafts(max_drafts: int) -> list[int]:
+    """Returns the drafts per row, ascending, for which a GPU runner with at most `max_drafts` captures graphs."""
+    return [drafts for drafts in GRAPH_DRAFTS if drafts < max_drafts] + [max_drafts]
+
 
 OURS = frozenset({TERMS, CONTEXTS, EARLY, DRAFTS, FORCED, TIERS, MOVES})
 

@@ -5,7 +5,8 @@ For each batch and number of drafts a row, plans are sent as by a scheduler, a s
 probability 0.3 (`--right`). Weights are random, with certain texts (`bench.common.certain_text`). The step without
 drafts is of the same backend. `gain` is the ratio of the tokens a second to those of steps without drafts; `mean` is
 the same with the tokens that such drafts bring on average, as those of few rows and steps vary by chance; `bar` is
-the least. `--most` leaves out steps of more positions. `--profile` prints the times by kernel of some steps.
+the least. `--most` leaves out steps of more positions. Steps of 4 drafts are computed as those of 5, unless
+`--max-drafts 4` makes them the runner's longest. `--profile` prints the times by kernel of some steps.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from runner_svc.model.checkpoint.random_weights import random_weights
 from runner_svc.model.config import ModelConfig
 
 WARM, TIMED = 12, 52
-STEP_BARS = {(1, 5): 4.7, (8, 5): 5.1, (64, 3): 8.4, (64, 5): 10.2}
+STEP_BARS = {(1, 4): 4.7, (1, 5): 4.7, (8, 4): 5.1, (8, 5): 5.1, (64, 3): 8.4, (64, 4): 10.2, (64, 5): 10.2}
 """Milliseconds of a step of the 8B shape on an H200, by rows and drafts."""
 GAIN_BARS = {
     "llama-3.1-8b": {1: 2.8, 8: 2.6, 64: 1.75, 256: 1.12},
@@ -147,9 +148,9 @@ class Oracle:
         return decoding
 
 
-def runner_of(shape: str, oracle: Oracle, largest: int) -> Runner:
-    """Returns a runner of the shape whose drafts are the oracle's."""
-    make = partial(DraftingCudaBackend, drafts=DraftOptions("told", make=oracle.drafter))
+def runner_of(shape: str, oracle: Oracle, largest: int, max_drafts: int = 7) -> Runner:
+    """Returns a runner of the shape whose drafts are the oracle's, at most `max_drafts` of a row."""
+    make = partial(DraftingCudaBackend, drafts=DraftOptions("told", max_drafts, oracle.drafter))
     config = ModelConfig.from_hugging_face(ALL_SHAPES[shape])
     with torch.no_grad():
         weights = certain(random_weights(config, DTYPE, torch.device("cuda"), no_progress), config)
@@ -172,13 +173,14 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(ALL_SHAPES), default="llama-3.1-8b")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--drafts", nargs="+", type=int, default=[1, 3, 5, 7])
+    parser.add_argument("--max-drafts", type=int, default=7, help="of the runner")
     parser.add_argument("--right", type=float, default=0.7)
     parser.add_argument("--most", type=int, default=2048, help="positions of a step")
     parser.add_argument("--profile", nargs="+", type=rows_and_drafts, default=[], metavar="ROWSxDRAFTS")
     arguments = parser.parse_args()
     require_gpu()
     oracle = Oracle(ModelConfig.from_hugging_face(ALL_SHAPES[arguments.shape]), arguments.right)
-    runner = runner_of(arguments.shape, oracle, max(arguments.batches))
+    runner = runner_of(arguments.shape, oracle, max(arguments.batches), arguments.max_drafts)
     print(f"{arguments.shape}, {card()}")
     print("batch drafts    step    bar  forward  sample  idle us  verified  tokens/step   gain   mean    bar")
     for batch in arguments.batches:

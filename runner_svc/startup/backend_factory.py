@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from roster_common.link_protocol import GRAPH_DRAFTS
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.interface.backend import Backend
 from runner_svc.interface.progress import Progress
@@ -240,13 +241,13 @@ def _gpu_backend_kind(settings: RunnerSettings, progress: Progress, ranks: Commu
     if not settings.draft:
         return CudaBackend
     kind, _ = draft_parts(settings.draft)
-    from runner_svc.gpu.drafts.draft_options import STRIDES, DraftOptions
+    from runner_svc.gpu.drafts.draft_options import DraftOptions
     from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
 
-    if settings.max_drafts >= STRIDES[-1]:
+    if settings.max_drafts > GRAPH_DRAFTS[-1]:
         raise UnusableSettings(
-            f"max_drafts is {settings.max_drafts}, but a GPU verifies at most {STRIDES[-1] - 1} tokens of a sequence "
-            f"in a step: set max_drafts to {STRIDES[-1] - 1} or less"
+            f"max_drafts is {settings.max_drafts}, but a GPU verifies at most {GRAPH_DRAFTS[-1]} tokens of a sequence "
+            f"in a step: set max_drafts to {GRAPH_DRAFTS[-1]} or less"
         )
     drafts = DraftOptions(settings.draft, settings.max_drafts)
     if kind in (MODEL, MEDUSA, EAGLE):

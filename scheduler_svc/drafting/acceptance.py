@@ -6,6 +6,10 @@ with its further results, and is joined by a few tries at the runner's mean, so 
 runner's fresh rows usually are. How many they are is learned: many if the rows are alike, few if some accept nearly all
 and others nothing.
 
+A row is *hopeless* while none of its last `HOPELESS_AFTER` results with drafts had an accepted one. Its acceptance is
+not that low: the runner's mean is part of it, and few tries tell it from one that gains. But drafts that cost no time,
+as those of a graph that verifies other rows, would go on for ever for the least acceptance.
+
 A row that was asked for drafts and had none says nothing about acceptance. The share of the asked drafts that a row
 really had is an average of its own, over its last few results: proposals come and go with the text, and a drafter
 without one costs little but gains nothing.
@@ -21,6 +25,8 @@ from scheduler_svc.plan.slot_table import run_of
 Numbers = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int32]
 
+HOPELESS_AFTER = 50
+"""Results with drafts, none accepted, after which a row is hopeless. At an acceptance of 0.1 it is so once in 2,000."""
 _KEEP = 0.94
 """Weight that a row's earlier results keep with each result: about 16 count."""
 _LONG_AGO, _STALE = 16, 0.7
@@ -92,7 +98,7 @@ class Acceptance:
     def __init__(self, num_slots: int) -> None:
         self.changes = 0
         """Number of results that changed an average."""
-        self._epoch, self._noted_at = (np.zeros(num_slots, np.int64) for _ in range(2))
+        self._epoch, self._noted_at, self._missed = (np.zeros(num_slots, np.int64) for _ in range(3))
         self._tries, self._hits, self._share = (np.zeros(num_slots) for _ in range(3))
         self._mean, self._mean_share = RunningMean(_FIRST_ACCEPTANCE), RunningMean(_FIRST_SHARE)
         self._likeness = Likeness()
@@ -103,7 +109,7 @@ class Acceptance:
             return slots[:0]
         fresh = slots[self._epoch[slots] != epochs]
         self._epoch[slots] = epochs
-        self._tries[fresh] = self._hits[fresh] = 0.0
+        self._tries[fresh] = self._hits[fresh] = self._missed[fresh] = 0
         self._share[fresh] = self._mean_share.value
         return fresh
 
@@ -111,6 +117,10 @@ class Acceptance:
         """Returns the acceptance of each slot's row, float64 [R] in 0 to 1."""
         assumed = self._likeness.assumed_tries
         return (self._hits[slots] + assumed * self._mean.value) / (self._tries[slots] + assumed)
+
+    def hopeless(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Returns whether each slot's row is hopeless, bool [R]."""
+        return self._missed[slots] >= HOPELESS_AFTER
 
     def share_of(self, slots: npt.NDArray[np.int64]) -> Numbers:
         """Returns the share of the asked drafts that each slot's row usually has, float64 [R] in 0 to 1."""
@@ -144,6 +154,7 @@ class Acceptance:
             keep[is_stale] = _STALE
         self._tries[where] = known * keep + tries
         self._hits[where] = hits * keep + accepted
+        self._missed[where] = (self._missed[where] + (drafted > 0)) * (accepted == 0)
         share = self._share[where]
         self._share[where] = share + _SHARE_RATE * (drafted / asked - share)
 

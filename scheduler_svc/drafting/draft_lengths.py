@@ -1,9 +1,10 @@
 """How many tokens each decoding row of a step drafts: asks the policy, by default for the most tokens a second.
 
 Rows that should not draft now are probed: at most one step of `PROBE_EVERY` drafts one token of such a row, few rows at
-a time, so that a text that begins to repeat itself is noticed. Probes take a hundredth of the time of decode steps at
-most, by the step-time model: each step adds to an allowance that a probe spends. So a drafter that is always wrong
-costs the tries after which it is hopeless, and that hundredth.
+a time (all at once where a step is one graph for all of its rows, as one more costs nothing). So a text that begins to
+repeat itself is noticed. Probes take a hundredth of the time of decode steps at most, by the step-time model: each step
+adds to an allowance that a probe spends. So a drafter that is always wrong costs the tries after which it is hopeless,
+and that hundredth.
 
 Between probes, while no row drafts, a step costs a few comparisons here.
 """
@@ -134,6 +135,7 @@ class Drafting:
         return StepRows(
             acceptance=self._acceptance.of(decode),
             most=most,
+            hopeless=self._acceptance.hopeless(decode),
             share=self._acceptance.share_of(decode),
             waited=last_plan - self._asked_at[decode] if last_plan >= self._look_at else None,
             curve=curve,

@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from roster_common.link_protocol import GRAPH_DRAFTS
+from roster_common.link_protocol import graph_drafts
 from scheduler_svc.drafting.acceptance import Numbers
 from scheduler_svc.plan.plan_draft import Column
 from scheduler_svc.step_times.verify_times import KNOTS_COLUMN
@@ -48,7 +48,7 @@ class DraftPlanner:
         taken_gains = gains[np.arange(_LEVELS)[:, None], taken]
         both = np.concatenate((taken_gains, taken)).reshape(2 * len(_THRESHOLDS), -1)
         self._gains_and_taken = both.astype(np.float64)  # the gains of all thresholds, then the drafts
-        graphs = [drafts for drafts in GRAPH_DRAFTS if drafts < max_drafts] + [max_drafts]
+        graphs = graph_drafts(max_drafts)
         self._graphs = np.array(graphs)
         by_graph = np.minimum(self._graphs[:, None], np.arange(self._width))  # [graphs, maximum of the row]
         self._graph_gains = gains[:, by_graph].transpose(1, 0, 2).copy()

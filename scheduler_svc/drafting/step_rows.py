@@ -24,6 +24,8 @@ class StepRows:
 
     acceptance: Numbers
     most: Column
+    hopeless: npt.NDArray[np.bool_]
+    """Rows that draft only as probes."""
     share: Numbers
     """Share of the asked drafts that each row's drafter usually has."""
     waited: npt.NDArray[np.int64] | None
@@ -81,7 +83,7 @@ class StepRows:
         """Returns `best` for this ITL target in seconds."""
         if self.compares:
             return np.zeros(len(self.most), np.int32)
-        columns = self.acceptance, self.share, self.most
+        columns = self.acceptance, self.share, self.most * ~self.hopeless
         drafts, self.expected = self.planner.best(*columns, self.curve, limit_s, self.drafting, self.trust)
         if drafts is None:
             drafts = np.zeros(len(self.most), np.int32)

@@ -118,7 +118,8 @@ class Commands:
             self._requests.begin(request)
 
     def _cut(self, worker: bytes, cut: engine_pb2.Cut) -> None:
-        """Ends the sequence at a stop string that the text stream found, and removes the tokens sampled beyond it.
+        """Ends the sequence at a stop string that the text stream found, and removes the tokens sampled beyond it, for
+        which the tenant is not charged.
 
         This also applies to a sequence that has already ended with STOP or LENGTH.
         """
@@ -128,6 +129,8 @@ class Commands:
         if sequence.end is not None and sequence.end.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return
         end = End(FinishReason.STOP, stop_string=cut.stop_string)
+        sampled_behind = sequence.num_generated - max(cut.num_tokens, sequence.request.num_received)
+        self._requests.ledger.take_back(sequence.request.tenant, sampled_behind)
         del sequence.tokens[sequence.prompt_len + cut.num_tokens :]
         del sequence.logprobs[max(0, cut.num_tokens - sequence.request.num_received) :]
         if sequence.end is None:

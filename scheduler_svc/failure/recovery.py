@@ -220,8 +220,9 @@ class Recovery:
 
     def _charge(self, sequence: Sequence) -> None:
         """Charges the tenant for the tokens that the former scheduler computed for a running sequence."""
-        served = sequence.prompt_len - sequence.cached_tokens
-        self._requests.ledger.restore(sequence.request.tenant, served, sequence.num_generated)
+        num_received = sequence.request.num_received  # they are computed with the prompt
+        served = sequence.prompt_len + num_received - sequence.cached_tokens
+        self._requests.ledger.restore(sequence.request.tenant, served, sequence.num_generated - num_received)
 
     def _rebuild(self, resident: Resident, first_id: int) -> Request:
         """Rebuilds the request without a client, with all its choices at their beginning."""

@@ -82,6 +82,11 @@ class Ledger:
         counts = np.bincount(tenants if once and len(rows) == len(tenants) else tenants[rows])
         self._sampled[: len(counts)] += counts
 
+    def take_back(self, tenant: str, sampled_tokens: int) -> None:
+        """Takes back the charge for tokens that the tenant does not receive: those behind a stop string."""
+        index = self.index_of(tenant)
+        self._sampled[index] = max(0, self._sampled[index] - sampled_tokens)
+
     def lift(self, tenant: str, by: float) -> None:
         """Raises the tenant's lift."""
         self._lift[self.index_of(tenant)] += by

@@ -106,7 +106,7 @@ class StepTimeModel:
         so go to much the same experts."""
         self.on_fit: Callable[[], None] = lambda: None
         """Called when the model has been fitted to further steps."""
-        self.verifying = VerifyTimes(self._decode_s, self._position_s, on_gpu, costs)
+        self.verifying = VerifyTimes(self._decode_s, self._position_s, on_gpu, costs, max_drafts)
         """Times of decode steps with and without drafts, of a runner with a drafter."""
         self._first_weights: list[float] = []
         self._has_drafter = max_drafts > 0

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from roster_common.link_protocol import GRAPH_DRAFTS
+from roster_common.link_protocol import GRAPH_DRAFTS, graph_drafts
 from roster_protos import plan_pb2
 from scheduler_svc.step_times.ratio_table import KNOTS, NUM_ROWS, RatioTable
 
@@ -51,11 +51,13 @@ class VerifyTimes:
         position_s: Callable[[int], float],
         pads: bool,
         costs: Sequence[plan_pb2.StepCost],
+        max_drafts: int = GRAPH_DRAFTS[-1],
     ) -> None:
         """`decode_s(rows, context)`: predicted seconds of a decode step, which never change; 0 if unknown yet.
         `position_s(context)`: those of one more position that reads `context` KV positions. `pads`: the runner is a
-        GPU. `costs`: steps that it measured."""
+        GPU. `costs`: steps that it measured. `max_drafts`: the most drafts of a row."""
         self.pads = pads
+        self._graphs = graph_drafts(max_drafts)
         self._decode_s, self._position_s = decode_s, position_s
         self._costs = [cost for cost in costs if cost.decode_rows and not cost.prompt_positions]
         self._table: RatioTable | None = None
@@ -72,7 +74,7 @@ class VerifyTimes:
         """Returns how many drafts cost time in a step of `rows` rows with `drafts` in all, `most` of one row."""
         if not self.pads or not most:
             return drafts
-        return rows * next((graph for graph in GRAPH_DRAFTS if graph >= most), most)
+        return rows * next((graph for graph in self._graphs if graph >= most), most)
 
     def curve(self, rows: int, context: int) -> npt.NDArray[np.float64]:
         """Returns the seconds of a step of `rows` rows with each of `KNOTS` drafts per row, float64 [knots]; they never

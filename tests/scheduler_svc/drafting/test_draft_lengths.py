@@ -67,6 +67,25 @@ def test_rows_that_accept_draft_and_others_do_not() -> None:
     assert world.run(200) > 1.2
 
 
+@pytest.mark.parametrize("machine", [(gpu_s, True), (cpu_s, False)])
+def test_a_hopeless_row_beside_good_ones_drafts_in_one_step_of_fifty(machine: tuple[Seconds, bool]) -> None:
+    """Also in the graphs of a GPU, where its drafts take no time."""
+    world = DraftWorld(8, machine[0], lambda step: np.where(np.arange(8) < 6, 0.8, 0.0), cuda=machine[1])
+    world.run(150)
+    before = world.steps
+    assert world.run(400) > 1.2
+    drafted = np.array([np.zeros(8) if drafts is None else drafts for drafts in world.planned[before:]])
+    assert (drafted > 0).mean(axis=0)[6:].max() <= 1.3 / PROBE_EVERY
+    assert drafted[:, 6:].max() == 1 and (drafted > 0).mean(axis=0)[:6].min() > 0.5
+
+
+def test_a_hopeless_row_that_becomes_good_drafts_at_once() -> None:
+    world = DraftWorld(8, gpu_s, lambda step: np.where(np.arange(8) < 6, 0.8, 0.8 * (step > 300)), cuda=True)
+    world.run(300 + 2 * PROBE_EVERY)
+    last = [np.zeros(8) if drafts is None else drafts for drafts in world.planned[-PROBE_EVERY + 10 :]]
+    assert np.mean(last, axis=0)[6:].min() > 1
+
+
 def test_a_text_that_begins_to_be_predictable_is_noticed_and_one_that_ceases_to_be_too() -> None:
     world = DraftWorld(8, cpu_s, lambda step: np.full(8, 0.85 * (step // 400 % 2)))
     world.run(400 + PROBE_EVERY + 10)
@@ -210,3 +229,10 @@ def test_what_a_policy_returns_is_cut_to_what_rows_may(answer: Callable[[DraftRo
     assert drafts is not None
     assert (drafts.tolist(), drafts.dtype) == ([0, 3, 7], np.int32)
     assert not world.guard.failures
+
+
+def test_the_most_drafts_of_a_gpu_have_graphs_of_their_own() -> None:
+    """A runner with at most 4 drafts computes 5 places a row, not 6."""
+    world = DraftWorld(64, gpu_s, lambda step: np.zeros(64), cuda=True, max_drafts=4)
+    charged = world.step_times.verifying.charged
+    assert [charged(64, 64, most) for most in range(5)] == [64, 64 * 1, 64 * 3, 64 * 3, 64 * 4]

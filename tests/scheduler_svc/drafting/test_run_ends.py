@@ -85,7 +85,7 @@ def test_a_stop_token_that_completes_the_limit_is_the_reason() -> None:
 def test_a_stop_string_within_a_run_cuts_tokens_and_log_probabilities(keep: int) -> None:
     """The front finds it in the run's tokens, when the next run is in flight."""
     hand = ByHand(depth=2, retention_s=60, retention_requests=9)
-    request = hand.decoding([1] * 5, 60, sampling=sampling(logprobs=0))
+    request = hand.decoding([1] * 5, 60, tenant="t", sampling=sampling(logprobs=0))
     run = hand.run()
     behind, before = hand.take(), hand.tokens(request).copy()
     hand.answer(run, {0: [20, 21, 22, 23]})
@@ -96,6 +96,7 @@ def test_a_stop_string_within_a_run_cuts_tokens_and_log_probabilities(keep: int)
     record = attached(hand, request)
     assert ints(record.tokens) == [*before, 20, 21, 22, 23][: len(before) + keep]
     assert len(record.logprobs.values) == len(record.tokens) and record.end.stop_string == "x"
+    assert hand.stack.engine.requests.ledger.account("t").sampled_tokens == len(before) + keep
     hand.finish()
     hand.stack.assert_clean()
 

@@ -180,16 +180,20 @@ def test_a_cut_stream_is_cancelled_or_kept_for_its_time() -> None:
 
 def test_a_cut_takes_back_what_was_sampled_beyond_the_stop_string() -> None:
     stack, session = stack_with_runner(retention_s=60, retention_requests=10)
-    request = stack.submit([1, 2], 90, request_id="cut")
+    request = stack.submit([1, 2], 90, request_id="cut", tenant="t")
     stack.advance(session, 8)
+    assert stack.engine.ledger.account("t").sampled_tokens > 3
     assert request.first_sequence_id is not None
     cut = engine_pb2.Cut(sequence_id=request.first_sequence_id, num_tokens=3, stop_string="end")
     stack.front.put(cut=cut)
     finish(stack, session)
     end = stack.streams[request.first_sequence_id].end
     assert end is not None and end.stop_string == "end" and end.num_tokens == 3
-    stack.front.put(attach=engine_pb2.Attach(handle=50, request_id="cut"))
+    assert stack.engine.ledger.account("t").sampled_tokens == 3, "the tenant is charged for what it receives"
+    stack.front.put(cut=cut)  # repeated
+    stack.front.put(attach=engine_pb2.Attach(handle=50, request_id="cut", tenant="t"))
     stack.step()
+    assert stack.engine.ledger.account("t").sampled_tokens == 3
     record = stack.others[-1].attached.choices[0]
     assert np.frombuffer(record.tokens, "<i4").tolist() == request.expected(0, NO_EOS)[:3]
     assert record.end.stop_string == "end" and record.end.num_tokens == 3

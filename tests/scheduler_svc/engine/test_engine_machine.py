@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import grpc
@@ -15,7 +16,7 @@ from roster_protos import engine_pb2, plan_pb2
 from runner_svc.backends.byte_tokenizer import IM_END_ID
 from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.constrained.process.compiler import grammar_text
-from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.model.sequence import FinishReason, Sequence
 from scheduler_svc.model.suspicion import LONE_LOSSES, PARDONS, STRIKES
 from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.policy import VictimChoice, available_policies
@@ -145,6 +146,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.stack.runners.moves = FakeMoves(self.stack.runners.runners, moves)
         features, self.stack.runners.features = self.stack.runners.features, sorted(OURS if forces else OURS - {FORCED})
         self.cancelled: set[int] = set()
+        self.cut_at_a_stop: dict[int, Sequence] = {}
         self.all_heard = True  # no client has left a request that goes on
         self.kills = self.cuts = self.crashes = self.spells = 0
         self.backends: list[HashBackend] = []
@@ -330,6 +332,9 @@ class EngineMachine(RuleBasedStateMachine):
             and request.first_sequence_id <= sequence_id < request.first_sequence_id + request.submit.n
         )
         self.stack.front.put(cut=engine_pb2.Cut(sequence_id=sequence_id, num_tokens=keep, stop_string="x"))
+        sequence = self.stack.engine.requests.book.sequence(sequence_id)
+        if sequence is not None:
+            self.cut_at_a_stop[sequence_id] = sequence
 
     @rule()
     def flush(self) -> None:
@@ -370,10 +375,13 @@ class EngineMachine(RuleBasedStateMachine):
                 assert (stream.end.reason == FinishReason.ERROR) == (failed is not None)
 
     def _check_accounts(self) -> None:
-        """Tenants are charged for the tokens that their streams got, whatever was drafted or cut."""
+        """Tenants are charged for the tokens that their streams got, up to a stop string, whatever was drafted."""
         got = {"": 0, "a": 0}
         for request in self.stack.requests.values():
-            got[request.submit.tenant] += sum(len(stream.tokens) for stream in request.streams)
+            for index, stream in enumerate(request.streams):
+                cut = self.cut_at_a_stop.get((request.first_sequence_id or 0) + index)
+                left = math.inf if cut is None else max(0, cut.num_generated - cut.request.num_received)
+                got[request.submit.tenant] += int(min(len(stream.tokens), left))
         assert {tenant: self.stack.engine.ledger.account(tenant).sampled_tokens for tenant in got} == got
 
     def teardown(self) -> None:
