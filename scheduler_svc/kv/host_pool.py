@@ -37,7 +37,7 @@ class HostPool:
         self._name_of: list[bytes | None] = [None] * (num_blocks + 1)
         self._block_of: dict[bytes, int] = {}  # READY and being written
         self._writing: set[int] = set()
-        self._readers: Counter[int] = Counter()
+        self._readers: dict[int, int] = {}  # loads of each block that has any
         # READY, with a name, and not being read; least recently used first.
         self._duplicates: OrderedDict[int, None] = OrderedDict()
         self._others: OrderedDict[int, None] = OrderedDict()
@@ -170,19 +170,21 @@ class HostPool:
 
     def read(self, blocks: Iterable[int]) -> None:
         """Keeps READY blocks for a load."""
+        readers = self._readers
         for block in blocks:
-            if not self._readers[block]:
+            others = readers.get(block, 0)
+            if not others:
                 self._withdraw(block)
-            self._readers[block] += 1
+            readers[block] = others + 1
 
     def unread(self, blocks: Sequence[int], is_used: bool) -> None:
         """Ends a load. `is_used`: the runner's cache has the content now, so that these are duplicates."""
+        readers = self._readers
         for block in reversed(blocks):  # the deepest first, so that a prefix outlives its continuations
-            self._readers[block] -= 1
-            if self._readers[block]:
-                continue
-            del self._readers[block]
-            if self._name_of[block] is None:
+            others = readers.pop(block) - 1
+            if others:
+                readers[block] = others
+            elif self._name_of[block] is None:
                 self._free.append(block)
             elif is_used:
                 self._duplicates[block] = None
@@ -193,25 +195,37 @@ class HostPool:
 
     def note_used(self, names: Sequence[bytes]) -> None:
         """Notes that a sequence uses these blocks on the runner: their copies are duplicates."""
+        block_of, duplicates, others = self._block_of, self._duplicates, self._others
         for name in reversed(names):
-            block = self._block_of.get(name)
-            if block is not None and (block in self._others or block in self._duplicates):
-                self._withdraw(block)
-                self._duplicates[block] = None
+            block = block_of.get(name, 0)  # 0 is no block
+            if block in duplicates:
+                duplicates.move_to_end(block)
+            elif block in others:
+                del others[block]
+                duplicates[block] = None
 
     def note_leaving(self, names: Iterable[bytes]) -> None:
         """Notes that the runner's cache evicts this content next: duplicates of it are no longer that, and become the
         most recently used of the others, in this order."""
+        block_of, duplicates = self._block_of, self._duplicates
         for name in names:
-            if self._block_of.get(name) in self._duplicates:
-                self.note_gone(name)
+            block = block_of.get(name, 0)  # 0 is no block
+            if block in duplicates:
+                del duplicates[block]
+                self._enter(block)
 
-    def note_gone(self, name: bytes) -> None:
-        """Notes that the runner's cache no longer has this content: its copy, if there is one, is the only one."""
-        block = self._block_of.get(name)
-        if block is not None and (block in self._others or block in self._duplicates):
-            self._withdraw(block)
-            self._enter(block)
+    def note_gone(self, names: Iterable[bytes]) -> None:
+        """Notes that the runner's cache no longer has this content: its copies, if there are any, are the only ones."""
+        block_of, duplicates, others, order = self._block_of, self._duplicates, self._others, self.order
+        for name in names:
+            block = block_of.get(name, 0)
+            if block in others:
+                others.move_to_end(block)
+                if order is not None:
+                    order.add(name)
+            elif block in duplicates:
+                del duplicates[block]
+                self._enter(block)
 
     def _enter(self, block: int) -> None:
         """Adds a block that may be evicted as the most recently used."""
@@ -275,7 +289,7 @@ class HostPool:
         """
         if Counter(writing) != Counter(self._writing):
             raise RuntimeError("the host blocks being written are not those of the offloads in flight")
-        if Counter(reading) != self._readers:
+        if dict(Counter(reading)) != self._readers:
             raise RuntimeError("the host blocks being read are not those of the loads in flight")
         states = Counter([*self._free, *self._writing, *self._readers, *self._duplicates, *self._others])
         for block in range(1, self.num_blocks + 1):

@@ -8,14 +8,14 @@ not confirmed is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from roster_common.link_protocol import TAG_BYTES
 from roster_protos import plan_pb2
 from scheduler_svc.kv.block_hashes import HASH_BYTES
-from scheduler_svc.kv.block_pool import BlockPool, CacheListener
+from scheduler_svc.kv.block_pool import BlockPool, PoolListener
 from scheduler_svc.kv.copy_times import CopyTimes
 from scheduler_svc.kv.host_pool import HostPool
 from scheduler_svc.kv.tickets import Ticket, UnknownTicket
@@ -169,7 +169,7 @@ class _CacheChanges:
     """Reports to the host tier what the cache loses, and to another listener everything."""
 
     def __init__(self, tiers: Tiers) -> None:
-        self.other: CacheListener | None = None
+        self.other: PoolListener | None = None
         self._tiers = tiers
 
     def ready(self, name: bytes) -> None:
@@ -179,10 +179,17 @@ class _CacheChanges:
 
     def gone(self, name: bytes) -> None:
         """Called when no block has this name any more."""
-        self._tiers.host.note_gone(name)
-        self._tiers.loads.prefetched.gone(name)
+        self._tiers.host.note_gone([name])
+        self._tiers.loads.prefetched.gone([name])
         if self.other is not None:
             self.other.gone(name)
+
+    def evicted(self, names: Sequence[bytes]) -> None:
+        """Called in place of `gone` for all names that are evicted together."""
+        self._tiers.host.note_gone(names)
+        self._tiers.loads.prefetched.gone(names)
+        if self.other is not None:
+            self.other.evicted(names)
 
 
 def _columns(tickets: Iterable[Ticket]) -> tuple[bytes, bytes, bytes]:
