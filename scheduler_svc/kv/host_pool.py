@@ -42,9 +42,12 @@ class HostPool:
         self._duplicates: OrderedDict[int, None] = OrderedDict()
         self._others: OrderedDict[int, None] = OrderedDict()
         self.order: EvictionOrder | None = None
-        """Order of the copies that are no duplicates; None: least recently used first. It keeps a copy that is being
-        read or has become a duplicate, as it may be the only one again."""
+        """Order of the copies that are no duplicates, as far as it ranks them; the others go least recently used first.
+        It keeps a copy that is being read or has become a duplicate, as it may be the only one again."""
         self.listener: CacheListener | None = None
+        self._stale: dict[int, bytes] = {}  # names of free blocks that the runner would still return to a successor
+        self.purged: list[int] = []
+        """Blocks whose content was purged, which the runner is yet to hear: a successor must not find it there."""
 
     @property
     def num_room(self) -> int:
@@ -67,7 +70,7 @@ class HostPool:
         return len(self._free)
 
     def set_order(self, order: EvictionOrder | None) -> None:
-        """Changes the order among the copies that are no duplicates. It was ranked for their names."""
+        """Changes the order among the copies that are no duplicates, whose names it knows."""
         self.order = order
 
     def names(self) -> list[bytes]:
@@ -118,6 +121,7 @@ class HostPool:
         self._evict(len(names) - len(self._free))
         blocks = [self._free.pop() for _ in names]
         for block, name in zip(blocks, names, strict=True):
+            self._stale.pop(block, None)
             self._name_of[block] = name
             self._block_of[name] = block
         self._writing.update(blocks)
@@ -258,15 +262,29 @@ class HostPool:
             self._free.append(block)
         del self._block_of[name]
         self._name_of[block] = None
+        self._stale[block] = name
         if self.order is not None:
             self.order.remove(name)
         if self.listener is not None:
             self.listener.gone(name)
 
-    def flush(self) -> None:
-        """Removes all content."""
-        for name in list(self._block_of):
+    def purge(self, names: Iterable[bytes]) -> None:
+        """Removes the content of these names for good, copies that are being written included."""
+        purged = set(names)
+        for name in purged & self._block_of.keys():
             self.forget(name)
+        blocks = [block for block, name in self._stale.items() if name in purged]
+        for block in blocks:
+            del self._stale[block]
+        self.purged += blocks
+
+    def flush(self) -> None:
+        """Removes all content for good."""
+        self.purge([*self._block_of, *self._stale.values()])
+
+    def name_of(self, block: int) -> bytes | None:
+        """Returns the name of the block's content; None if it has none, or that was forgotten."""
+        return self._name_of[block]
 
     def adopt(self, copies: Iterable[tuple[int, bytes]]) -> None:
         """Fills a fresh pool with the blocks, each with its name, that a runner kept from a former session.
@@ -279,6 +297,8 @@ class HostPool:
                 self._enter(block)
                 if self.listener is not None:
                     self.listener.ready(name)
+            else:
+                self._stale[block] = name
         self._free = [block for block in range(self.num_blocks, 0, -1) if self._name_of[block] is None]
 
     def check(self, writing: Iterable[int], reading: Iterable[int]) -> None:

@@ -293,7 +293,7 @@ class PrefixCache:
         for block in sequence.blocks:
             self._pool.forget(block)
         if self._tiers is not None:
-            self._tiers.forget(sequence.hashes)
+            self._tiers.purge(sequence.hashes)
 
     def flush(self, table: SlotTable) -> None:
         """Empties the index, and keeps what running sequences still compute out of it. Sequences that waited for a

@@ -44,6 +44,11 @@ class Offload(Ticket):
     contents: list[Content]
     is_swap: bool
 
+    @property
+    def pairs(self) -> Iterator[tuple[int, Content]]:
+        """Each host block, with what is copied into it."""
+        return zip(self.targets, self.contents, strict=True)
+
 
 @dataclass(slots=True)
 class OffloadCounts:
