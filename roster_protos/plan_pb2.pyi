@@ -302,7 +302,7 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., weights_version: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., prefix_positions: _Optional[int] = ..., decoder: _Optional[str] = ..., weight_formats: _Optional[str] = ..., numerics: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("releases", "admissions", "append_slots", "append_indexes", "append_blocks", "copy_sources", "copy_targets", "extent_slots", "extent_starts", "extent_counts", "extent_flags", "extent_drafts", "extent_forced", "forced_tokens", "offload_sources", "offload_targets", "offload_counts", "offload_tags", "load_sources", "load_targets", "load_counts")
+    __slots__ = ("releases", "admissions", "append_slots", "append_indexes", "append_blocks", "copy_sources", "copy_targets", "extent_slots", "extent_starts", "extent_counts", "extent_flags", "extent_drafts", "extent_forced", "forced_tokens", "offload_sources", "offload_targets", "offload_counts", "offload_tags", "load_sources", "load_targets", "load_counts", "purged_host_blocks")
     RELEASES_FIELD_NUMBER: _ClassVar[int]
     ADMISSIONS_FIELD_NUMBER: _ClassVar[int]
     APPEND_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +324,7 @@ class Plan(_message.Message):
     LOAD_SOURCES_FIELD_NUMBER: _ClassVar[int]
     LOAD_TARGETS_FIELD_NUMBER: _ClassVar[int]
     LOAD_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    PURGED_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     releases: bytes
     admissions: _containers.RepeatedCompositeFieldContainer[Admission]
     append_slots: bytes
@@ -345,7 +346,8 @@ class Plan(_message.Message):
     load_sources: bytes
     load_targets: bytes
     load_counts: bytes
-    def __init__(self, releases: _Optional[bytes] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., append_slots: _Optional[bytes] = ..., append_indexes: _Optional[bytes] = ..., append_blocks: _Optional[bytes] = ..., copy_sources: _Optional[bytes] = ..., copy_targets: _Optional[bytes] = ..., extent_slots: _Optional[bytes] = ..., extent_starts: _Optional[bytes] = ..., extent_counts: _Optional[bytes] = ..., extent_flags: _Optional[bytes] = ..., extent_drafts: _Optional[bytes] = ..., extent_forced: _Optional[bytes] = ..., forced_tokens: _Optional[bytes] = ..., offload_sources: _Optional[bytes] = ..., offload_targets: _Optional[bytes] = ..., offload_counts: _Optional[bytes] = ..., offload_tags: _Optional[bytes] = ..., load_sources: _Optional[bytes] = ..., load_targets: _Optional[bytes] = ..., load_counts: _Optional[bytes] = ...) -> None: ...
+    purged_host_blocks: bytes
+    def __init__(self, releases: _Optional[bytes] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., append_slots: _Optional[bytes] = ..., append_indexes: _Optional[bytes] = ..., append_blocks: _Optional[bytes] = ..., copy_sources: _Optional[bytes] = ..., copy_targets: _Optional[bytes] = ..., extent_slots: _Optional[bytes] = ..., extent_starts: _Optional[bytes] = ..., extent_counts: _Optional[bytes] = ..., extent_flags: _Optional[bytes] = ..., extent_drafts: _Optional[bytes] = ..., extent_forced: _Optional[bytes] = ..., forced_tokens: _Optional[bytes] = ..., offload_sources: _Optional[bytes] = ..., offload_targets: _Optional[bytes] = ..., offload_counts: _Optional[bytes] = ..., offload_tags: _Optional[bytes] = ..., load_sources: _Optional[bytes] = ..., load_targets: _Optional[bytes] = ..., load_counts: _Optional[bytes] = ..., purged_host_blocks: _Optional[bytes] = ...) -> None: ...
 
 class Admission(_message.Message):
     __slots__ = ("slot", "sequence_id", "tokens", "prompt_len", "num_computed", "seed", "sample_index", "sampling", "blocks", "context")

@@ -4,9 +4,9 @@
     python -m bench.gpu_serving.host_tier --device hash --prompt 256 --kv-tokens 1600 --host-kv-tokens 8192   (no GPU)
 
 More prompts than the cache holds are sent in turns: at first they are computed, then they come back from the host pool.
-Then other sequences decode: alone; beside a prompt that is sent again and again and hit in the cache, which is what the
-requests themselves cost; and while the prompts are loaded in turns. Services and client are processes of one machine.
-Weights are random.
+Then other sequences decode: alone; while the prompts are loaded in turns; and beside as many requests that are hit in
+the cache, which is what the requests themselves cost. Services and client are processes of one machine. Weights are
+random. Numbers are printed as they are found; last where the time of a load went, and the times between results.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ import numpy as np
 
 from bench.common.provenance import provenance, write_results
 from bench.common.random_model import ALL_SHAPES, write_folder
+from bench.gpu_serving.load_parts import load_parts_ms, percentiles, step_gaps_ms
 from bench.gpu_serving.service import NoService, Scheduling, Service, card_of
+from bench.gpu_serving.step_record import StepRecord
 from roster_client.client import RosterClient
 from roster_client.client.admin import AdminClient
 from roster_client.client.events import Delta
 from roster_client.client.requests import Options
+from roster_protos import admin_pb2
 
 TEST_VOCABULARY = 512
 PACKAGES = ("grpcio", "protobuf", "uvloop", "pyzmq", "numpy")
@@ -41,30 +44,28 @@ BLOCK_SIZE = 16
 
 @dataclass(slots=True)
 class Answer:
-    """Times of one answer."""
+    """Times of one answer, in nanoseconds of the machine's monotonic clock."""
 
-    ttft_s: float
+    sent: int
+    tokens: list[int]
     cached_tokens: int
-    token_times_s: list[float]
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to the first token, in seconds."""
+        return (self.tokens[0] - self.sent) / 1e9
 
 
 async def ask(client: RosterClient, prompt: list[int], max_tokens: int) -> Answer:
     """Sends a prompt; returns the times of its tokens."""
     options: Options = {"max_tokens": max_tokens, "ignore_eos": True, "temperature": 0.0}
-    begin_s = time.perf_counter()
-    stream, times_s = client.generate(prompt, **options), list[float]()
+    sent = time.monotonic_ns()
+    stream, times = client.generate(prompt, **options), list[int]()
     async for event in stream:
         if isinstance(event, Delta) and event.token_ids:
-            times_s += [time.perf_counter()] * len(event.token_ids)
+            times += [time.monotonic_ns()] * len(event.token_ids)
     completion = await stream.completion()
-    cached = 0 if completion.usage is None else completion.usage.cached_tokens
-    return Answer(times_s[0] - begin_s, cached, times_s)
-
-
-def whole(answers: Sequence[Answer], arguments: argparse.Namespace) -> list[float]:
-    """Returns the times to the first token of those answers of whose prompts at most the last block was computed."""
-    least = arguments.prompt - BLOCK_SIZE
-    return [each.ttft_s for each in answers if each.cached_tokens >= least]
+    return Answer(sent, times, 0 if completion.usage is None else completion.usage.cached_tokens)
 
 
 def prompt_of(number: int, length: int, vocab_size: int) -> list[int]:
@@ -73,69 +74,127 @@ def prompt_of(number: int, length: int, vocab_size: int) -> list[int]:
     return tokens
 
 
-def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Returns the median and the 99th percentile, in milliseconds."""
-    if not values:
-        return {"count": 0}
-    return {"count": len(values), **{f"p{q}": round(1e3 * float(np.percentile(values, q)), 3) for q in (50, 99)}}
+class Measurement:
+    """One service's numbers, each printed as soon as it is known."""
 
+    def __init__(self, arguments: argparse.Namespace, client: RosterClient, admin: AdminClient) -> None:
+        self.result: dict[str, object] = {"shape": arguments.shape, "prompt_tokens": arguments.prompt}
+        self.loaded: list[tuple[int, int]] = []
+        """Requests that were loaded with nothing beside them: sent, first token."""
+        self.spans: dict[str, tuple[int, int]] = {}
+        """When rows decoded: alone, and beside loads and hits."""
+        self._arguments, self._client, self._admin = arguments, client, admin
+        count, size = arguments.prompt + 1, arguments.vocab_size
+        self._prompts = [prompt_of(number, count, size) for number in range(arguments.prompts)]
+        self._warm_up = prompt_of(999, count, size)
 
-async def neighbours(client: RosterClient, arguments: argparse.Namespace, first: int) -> list[float]:
-    """Decodes a few sequences; returns the gaps between their tokens, without the first ones, in seconds."""
-    prompts = [prompt_of(first + n, arguments.prompt // 8, arguments.vocab_size) for n in range(arguments.rows)]
-    answers = await asyncio.gather(*(ask(client, prompt, arguments.tokens) for prompt in prompts))
-    return [gap for each in answers for gap in np.diff(each.token_times_s[WARM_UP_TOKENS:]).tolist()]
+    def note(self, name: str, value: object) -> None:
+        """Keeps and prints a number."""
+        self.result[name] = value
+        print(f"{name}: {json.dumps(value)}", flush=True)
 
+    async def run(self) -> None:
+        """Measures everything."""
+        prompts = self._prompts
+        await self._ask(self._warm_up)
+        computed = [await self._ask(prompt) for prompt in prompts]
+        self.note("ttft_computed_ms", percentiles([each.ttft_s for each in computed]))
+        await self._offloaded()
+        before = await self._tier()
+        loaded = [await self._ask(prompt) for _ in range(self._arguments.rounds) for prompt in prompts]
+        self.note("cached_tokens", dict(Counter(each.cached_tokens for each in loaded)))
+        self.note("ttft_loaded_ms", percentiles(self._whole(loaded)))
+        self.loaded = [(each.sent, each.tokens[0]) for each in loaded]
+        self._note_rates("alone", before, await self._tier())
+        hits = [await self._ask(prompts[-1]) for _ in prompts]
+        self.note("ttft_hit_ms", percentiles(self._whole(hits)))
+        await self._beside_rows()
+        totals = (await self._admin.get_status()).totals
+        tier = totals.host_tier
+        self.note("swaps, preemptions, wasted_blocks", [totals.swaps, totals.preemptions, tier.wasted_blocks])
+        self.note("dropped_blocks, demoted_blocks", [tier.dropped_blocks, tier.demoted_blocks])
 
-async def beside(
-    client: RosterClient, arguments: argparse.Namespace, first: int, prompts: Sequence[list[int]]
-) -> tuple[list[float], list[Answer]]:
-    """Sends the prompts in turns while others decode; returns the gaps of those and the answers."""
-    over = asyncio.Event()
+    async def _beside_rows(self) -> None:
+        """Rows alone, beside loads, and beside as many hits in the same time, which is what the requests cost."""
+        alone = await self._rows("alone", 2000)
+        before = await self._tier()
+        beside_loads, answers = await self._rows_beside("loads", 2200, self._prompts, 0.0)
+        after = await self._tier()
+        self.note("loaded_blocks_beside_rows", after.loaded_blocks - before.loaded_blocks)
+        self.note("ttft_loaded_beside_rows_ms", percentiles(self._whole(answers)))
+        self._note_rates("beside rows", before, after)
+        begin, end = self.spans["loads"]
+        every_s = (end - begin) / 1e9 / max(1, len(answers))
+        beside_hits, hits = await self._rows_beside("hits", 2100, self._prompts[-1:], every_s)
+        self.note("requests beside rows", {"loads": len(answers), "hits": len(hits)})
+        for name, gaps in (("loads", beside_loads), ("hits", beside_hits)):
+            over = [round(float(np.percentile(gaps, q) / np.percentile(alone, q)), 3) for q in (50, 99)]
+            self.note(f"itl_beside_{name} over alone, p50 and p99", over)
 
-    async def send() -> list[Answer]:
-        answers: list[Answer] = []
-        while not over.is_set():
-            answers.append(await ask(client, prompts[len(answers) % len(prompts)], 2))
-        return answers
+    async def _ask(self, prompt: list[int]) -> Answer:
+        return await ask(self._client, prompt, 2)
 
-    sending = asyncio.create_task(send())
-    gaps = await neighbours(client, arguments, first)
-    over.set()
-    return gaps, await sending
+    async def _tier(self) -> admin_pb2.HostTier:
+        return (await self._admin.get_status()).totals.host_tier
 
+    async def _offloaded(self) -> None:
+        """Waits until no copy to the host pool is under way."""
+        last = -1
+        while last != (blocks := (await self._tier()).offloaded_blocks):
+            last = blocks
+            await asyncio.sleep(0.1)
 
-async def measure(arguments: argparse.Namespace, service: Service) -> dict[str, object]:
-    """Returns all numbers."""
-    prompts = [prompt_of(number, arguments.prompt + 1, arguments.vocab_size) for number in range(arguments.prompts)]
-    result: dict[str, object] = {"shape": arguments.shape, "prompt_tokens": arguments.prompt}
-    async with RosterClient(service.address) as client, AdminClient(service.admin_address) as admin:
-        await ask(client, prompt_of(999, arguments.prompt + 1, arguments.vocab_size), 2)
-        computed = [await ask(client, prompt, 2) for prompt in prompts]
-        loaded = [await ask(client, prompt, 2) for _ in range(arguments.rounds) for prompt in prompts]
-        hits = [await ask(client, prompts[-1], 2) for _ in prompts]
-        result["ttft_computed_ms"] = percentiles([each.ttft_s for each in computed])
-        result["ttft_loaded_ms"] = percentiles(whole(loaded, arguments))
-        result["ttft_hit_ms"] = percentiles(whole(hits, arguments))
-        result["cached_tokens"] = dict(Counter(each.cached_tokens for each in loaded))
-        result["itl_alone_ms"] = percentiles(await neighbours(client, arguments, 2000))
-        gaps, _ = await beside(client, arguments, 2100, prompts[-1:])
-        result["itl_beside_hits_ms"] = percentiles(gaps)
-        before = (await admin.get_status()).totals.host_tier
-        gaps, answers = await beside(client, arguments, 2200, prompts)
-        result["itl_beside_loads_ms"] = percentiles(gaps)
-        result["ttft_loaded_beside_rows_ms"] = percentiles(whole(answers, arguments))
-        totals = (await admin.get_status()).totals
-        after = totals.host_tier
-        result["loaded_blocks_beside_rows"] = after.loaded_blocks - before.loaded_blocks
-        result |= {"swaps": totals.swaps, "preemptions": totals.preemptions, "wasted_blocks": after.wasted_blocks}
-        for name, copied, seconds in (
-            ("load_gb_s", after.loaded_bytes, after.load_s),
-            ("offload_gb_s", after.offloaded_bytes, after.offload_s),
-        ):
-            result[name] = round(copied / seconds / 1e9, 1) if seconds else 0.0
-        result["dropped_blocks"], result["demoted_blocks"] = after.dropped_blocks, after.demoted_blocks
-    return result
+    def _note_rates(self, name: str, before: admin_pb2.HostTier, after: admin_pb2.HostTier) -> None:
+        """Notes GB/s of the copies between two states, by the runner's times of tickets."""
+        rates = dict[str, float]()
+        for kind in ("load", "offload"):
+            copied, seconds = (
+                getattr(after, field) - getattr(before, field) for field in (f"{kind}ed_bytes", f"{kind}_s")
+            )
+            rates[kind] = round(copied / seconds / 1e9, 1) if seconds else 0.0
+        self.note(f"GB/s {name}", rates)
+
+    def _whole(self, answers: Sequence[Answer]) -> list[float]:
+        """Returns the times to the first token of answers of whose prompts at most the last block was computed."""
+        least = self._arguments.prompt - BLOCK_SIZE
+        return [each.ttft_s for each in answers if each.cached_tokens >= least]
+
+    async def _rows(self, name: str, first: int) -> list[float]:
+        """Decodes a few sequences; returns the gaps between their tokens, without the first ones, in seconds."""
+        arguments = self._arguments
+        prompts = [prompt_of(first + n, arguments.prompt // 8, arguments.vocab_size) for n in range(arguments.rows)]
+        answers = await asyncio.gather(*(ask(self._client, prompt, arguments.tokens) for prompt in prompts))
+        begin = max(each.tokens[WARM_UP_TOKENS] for each in answers)
+        self.spans[name] = begin, min(each.tokens[-1] for each in answers)
+        gaps = [gap for each in answers for gap in (np.diff(each.tokens[WARM_UP_TOKENS:]) / 1e9).tolist()]
+        self.note(f"itl_{name}_ms", percentiles(gaps))
+        return gaps
+
+    async def _rows_beside(
+        self, name: str, first: int, prompts: Sequence[list[int]], every_s: float
+    ) -> tuple[list[float], list[Answer]]:
+        """Sends the prompts in turns while others decode, at most one in `every_s`; returns the gaps of those and the
+        answers."""
+        over = asyncio.Event()
+
+        async def send() -> list[Answer]:
+            answers: list[Answer] = []
+            while not over.is_set():
+                next_at = time.monotonic() + every_s
+                answers.append(await self._ask(prompts[len(answers) % len(prompts)]))
+                await asyncio.sleep(max(0.0, next_at - time.monotonic()))
+            return answers
+
+        sending = asyncio.create_task(send())
+        gaps = await self._rows(name, first)
+        over.set()
+        return gaps, await sending
+
+    def note_steps(self, steps: StepRecord) -> None:
+        """Notes what the record of the runner's steps says."""
+        self.note("parts of a load, ms", load_parts_ms(steps, self.loaded))
+        for name, (begin, end) in self.spans.items():
+            self.note(f"steps, {name}", step_gaps_ms(steps.between(begin, end), self._arguments.rows))
 
 
 def runner_flags(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
@@ -154,7 +213,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(ALL_SHAPES))
     parser.add_argument("--prompt", type=int, default=8192, help="tokens of a prompt that comes back")
     parser.add_argument("--prompts", type=int, default=14, help="how many there are; the cache holds fewer")
-    parser.add_argument("--rounds", type=int, default=2, help="turns in which each of them comes back")
+    parser.add_argument("--rounds", type=int, default=3, help="turns in which each of them comes back")
     parser.add_argument("--rows", type=int, default=8, help="sequences that decode beside them")
     parser.add_argument("--tokens", type=int, default=400, help="tokens of each of those")
     parser.add_argument("--kv-tokens", type=int, default=98_304)
@@ -171,7 +230,11 @@ async def run(arguments: argparse.Namespace) -> dict[str, object]:
         service = Service(Path(folder), runner_flags(arguments, Path(folder)), profiled=False)
         async with service:
             await service.schedule(Scheduling(None, "{}", None, ("--runner-timeout-s=60",)))
-            return await measure(arguments, service)
+            async with RosterClient(service.address) as client, AdminClient(service.admin_address) as admin:
+                measurement = Measurement(arguments, client, admin)
+                await measurement.run()
+        measurement.note_steps(service.steps())
+        return measurement.result
 
 
 def main() -> None:
@@ -182,7 +245,6 @@ def main() -> None:
         result = asyncio.run(run(arguments))
     except NoService as error:
         sys.exit(str(error))
-    print(json.dumps(result, indent=1))
     if arguments.json:
         write_results(arguments.json, source | {"card": card_of(arguments.device) or source["card"]}, result)
 

@@ -43,6 +43,7 @@ def runner_settings(arguments: argparse.Namespace, folder: Path) -> dict[str, ob
         "slots": 2 * arguments.sequences,
         "kv_tokens": ROOM * arguments.sequences * (arguments.prompt + arguments.tokens) // 4,
         "move_listen": "127.0.0.1:0",
+        "move_transport": arguments.transport,
         "log_level": "info",
     }
     if arguments.device == "cuda":
@@ -146,6 +147,9 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=4096, help="tokens of each prompt")
     parser.add_argument("--tokens", type=int, default=400, help="tokens of each answer")
+    parser.add_argument(
+        "--transport", choices=("auto", "tcp", "nixl"), default="auto", help="the runners' --move-transport"
+    )
     parser.add_argument("--again", action="store_true", help="compare the answers with a second computation")
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()

@@ -5,7 +5,8 @@ use those that it writes. A plan that would is a scheduler bug and is refused as
 writes into a block under offload which it already had is not checked: it would cost every step.)
 
 The tag of a host block, the scheduler's name for its content, counts from the end of the ticket that wrote it until the
-next one that does. So a block whose copy never ended, in a session that is over, holds nothing.
+next one that does. So a block whose copy never ended, in a session that is over, holds nothing. A block that is purged
+holds nothing either, and its tag is erased, whatever a ticket that is outstanding writes there.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class HostTickets:
         self._num_blocks, self._num_host_blocks, self._block_size = num_blocks, num_host_blocks, block_size
         self._tags = np.zeros((num_host_blocks + 1, TAG_BYTES), np.uint8)
         self._complete = np.zeros(num_host_blocks + 1, np.bool_)
+        self._purged = np.zeros(num_host_blocks + 1, np.bool_)  # since the beginning of the ticket that wrote it
         self.restart()
 
     def restart(self) -> None:
@@ -127,6 +129,7 @@ class HostTickets:
             ("offload target", offloads.targets, self._num_host_blocks, host),
             ("load source", loads.sources, self._num_host_blocks, host),
             ("load target", loads.targets, self._num_blocks, cache),
+            ("purged host block", copies.purged, self._num_host_blocks, host),
         ):
             require(table, (blocks < 1) | (blocks > most), text, blocks)
         # Also within the plan: the two directions are not in order with each other.
@@ -146,7 +149,10 @@ class HostTickets:
         offloads, loads = copies.offloads, copies.loads
         self._cache.count(offloads.sources, loads.targets, 1)
         self._host.count(loads.sources, offloads.targets, 1)
-        self._complete[offloads.targets] = False
+        self._complete[copies.purged] = False
+        self._tags[copies.purged] = 0
+        self._purged[copies.purged] = True
+        self._complete[offloads.targets] = self._purged[offloads.targets] = False
         begin = 0
         for sources, targets in offloads.split():
             tags = copies.tags[begin : begin + len(sources)]
@@ -168,8 +174,9 @@ class HostTickets:
             return
         self._cache.count(ticket.sources, _NONE, -1)
         self._host.count(_NONE, ticket.targets, -1)
-        self._tags[ticket.targets] = ticket.tags
-        self._complete[ticket.targets] = not done.is_lost
+        holds = ~self._purged[ticket.targets] & (not done.is_lost)
+        self._tags[ticket.targets] = ticket.tags * holds[:, None]
+        self._complete[ticket.targets] = holds
 
     def add_to(self, snapshot: plan_pb2.Snapshot) -> None:
         """Adds the host blocks that hold something, and their tags, to the snapshot."""

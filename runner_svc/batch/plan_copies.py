@@ -1,4 +1,4 @@
-"""A plan's copies between the cache and the host pool, read from its packed columns."""
+"""A plan's copies between the cache and the host pool, and what it purges there, read from its packed columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runner_svc.tiers.kv_copier import Tickets
 
 
 def has_copies(plan: plan_pb2.Plan) -> bool:
-    """Returns whether any column of offloads or loads is filled."""
+    """Returns whether any column of offloads or loads, or of what is purged, is filled."""
     return bool(
         plan.offload_counts
         or plan.load_counts
@@ -23,16 +23,18 @@ def has_copies(plan: plan_pb2.Plan) -> bool:
         or plan.offload_targets
         or plan.load_targets
         or plan.offload_tags
+        or plan.purged_host_blocks
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanCopies:
-    """Tickets of both directions."""
+    """Tickets of both directions, and the host blocks that hold nothing any more."""
 
     offloads: Tickets
     tags: NDArray[np.uint8]  # [offloaded blocks, TAG_BYTES]
     loads: Tickets
+    purged: NDArray[np.int32]
 
     @classmethod
     def read(cls, plan: plan_pb2.Plan) -> PlanCopies | None:
@@ -45,7 +47,7 @@ class PlanCopies:
         if len(plan.offload_tags) != expected:
             raise PlanFault(f"offload_tags has {len(plan.offload_tags)} bytes, must be {expected}")
         tags = np.frombuffer(plan.offload_tags, np.uint8).reshape(-1, TAG_BYTES)
-        return cls(offloads, tags, loads)
+        return cls(offloads, tags, loads, int32_column("purged_host_blocks", plan.purged_host_blocks))
 
 
 def _tickets(name: str, sources: bytes, targets: bytes, counts: bytes) -> Tickets:

@@ -28,6 +28,7 @@ _WINDOW = 4  # chunks under way at once
 _IDLE_MS, _READING_MS = 20, 1  # bound the delay of a cancellation, and of noticing that a read has ended
 _MOST_MET = 64  # peers that are known at once: those that are gone say nothing
 _AGAIN_S = 0.01  # until a source without a free place is asked again
+_BUSY_S = 1.0  # for which it may have none before another transport copies the blocks
 
 
 @dataclass(slots=True, eq=False)
@@ -118,10 +119,11 @@ class _Pull:
         self._size = size
         self._open: dict[int, _Chunk] = {}
         self._heard_at = time.monotonic()
+        self._is_busy = False  # as it said last
         self._num_bytes = 0
 
     def run(self) -> int:
-        """Copies all blocks; returns their bytes. Raises PullFailed."""
+        """Copies all blocks; returns their bytes. Raises PullFailed, and Unreachable if the source has no place."""
         try:
             while self._starts or self._open:
                 self._ask()
@@ -131,7 +133,10 @@ class _Pull:
                 if self._socket.poll(_READING_MS if reads else _IDLE_MS):
                     self._take([bytes(frame.buffer) for frame in self._socket.recv_multipart(copy=False)])
                 self._end_reads()
-                if time.monotonic() - self._heard_at > self._reader.tcp.silence_s:
+                silent_s = time.monotonic() - self._heard_at
+                if self._is_busy and silent_s > _BUSY_S and not any(chunk.lease for chunk in self._open.values()):
+                    raise Unreachable("all places of the source's staging memory are taken")
+                if silent_s > self._reader.tcp.silence_s:
                     raise PullFailed(f"nothing came from {self._order.endpoint} for {self._reader.tcp.silence_s:g} s")
             return self._num_bytes
         except NixlFailed as error:
@@ -168,7 +173,8 @@ class _Pull:
             raise PullFailed(f"the source refuses: {frames[1][:500].decode('utf-8', 'replace')}")
         if chunk is None:
             raise PullFailed("the source answered what it was not asked")
-        if says == BUSY:
+        self._is_busy = says == BUSY
+        if self._is_busy:
             chunk.ask_at = time.monotonic() + _AGAIN_S
             return
         self._heard_at = time.monotonic()

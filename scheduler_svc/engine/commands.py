@@ -183,14 +183,17 @@ class Commands:
         self._requests.outbox.message(worker, engine_pb2.FromEngine(status_reply=reply))
 
     def _flush_prefixes(self, worker: bytes, flush: engine_pb2.FlushPrefixes) -> None:
-        for scheduler in self._pool.schedulers.values():
+        for session, scheduler in self._pool.schedulers.items():
             scheduler.prefix.flush(scheduler.table)
+            self._pool.wake(session)  # its next plan purges its host pool
         self._moves.flush()
         self._requests.outbox.message(worker, engine_pb2.FromEngine(done=engine_pb2.Done(handle=flush.handle)))
 
     def _forget(self, worker: bytes, forget: engine_pb2.Forget) -> None:
-        schedulers = self._pool.schedulers.values()
-        tokens = sum(scheduler.retention.forget(forget.tenant, forget.conversation_id) for scheduler in schedulers)
+        tokens = 0
+        for session, scheduler in self._pool.schedulers.items():
+            tokens += scheduler.retention.forget(forget.tenant, forget.conversation_id)
+            self._pool.wake(session)  # its next plan purges its host pool
         forgotten = engine_pb2.Forgotten(handle=forget.handle, tokens=tokens)
         self._requests.outbox.message(worker, engine_pb2.FromEngine(forgotten=forgotten))
 

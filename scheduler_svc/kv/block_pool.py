@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Any, NamedTuple, Protocol
 
 from roster_protos import plan_pb2
@@ -30,6 +30,13 @@ class CacheListener(Protocol):
 
     def gone(self, name: bytes) -> None:
         """Called when no block has this name any more."""
+
+
+class PoolListener(CacheListener, Protocol):
+    """That of a block pool."""
+
+    def evicted(self, names: Sequence[bytes]) -> None:
+        """Called in place of `gone` for all names that are evicted together."""
 
 
 class PoolExhausted(RuntimeError):
@@ -60,7 +67,7 @@ class BlockPool:
         """Last plan that touched each freed block. A writer other than compute must wait for that plan's result."""
         self.kept = KeptBlocks(self._references)
         """Of those with references."""
-        self.listener: CacheListener | None = None
+        self.listener: PoolListener | None = None
         self.when_evicted: Callable[[list[bytes]], None] | None = None
         """Called with the names of blocks that are evicted."""
         self.tree = PrefixTree(block_size)
@@ -125,7 +132,7 @@ class BlockPool:
 
     def _evict(self, count: int) -> list[int]:
         """Takes the least valuable or least recently used cached blocks and removes their names."""
-        cached, first, block_of, listener = self._cached, self._first, self._block_of, self.listener
+        cached, first, block_of = self._cached, self._first, self._block_of
         name_of: list[Any] = self._name_of
         blocks = self._least_valuable(count) if self.order.ranked else []
         others = [(first or cached).popitem(last=False)[0] for _ in range(count - len(blocks))]
@@ -133,14 +140,14 @@ class BlockPool:
             for block in others:
                 self.order.remove(name_of[block])
         blocks += others
+        names = [name_of[block] for block in blocks]
         if self.when_evicted is not None:
-            self.when_evicted([name_of[block] for block in blocks])
-        for block in blocks:  # inlined `forget`
-            name = name_of[block]
+            self.when_evicted(names)
+        for block, name in zip(blocks, names, strict=True):  # inlined `forget`
             name_of[block] = None
             del block_of[name]
-            if listener is not None:
-                listener.gone(name)
+        if self.listener is not None:
+            self.listener.evicted(names)
         return blocks
 
     def _least_valuable(self, count: int) -> list[int]:
@@ -163,20 +170,23 @@ class BlockPool:
         """Evicts by these values of prefixes from now on; None: the least recently used block."""
         self.order.rank(value_of, [name for block in self._free_ones() if (name := self._name_of[block]) is not None])
 
-    def upcoming(self, count: int) -> Iterator[int]:
-        """Yields the next `count` cached blocks to be evicted, or fewer, unless a policy ranks them; without those that
-        `put_first` has put first. The caller changes nothing meanwhile."""
-        return islice(self._cached, count)
+    def upcoming(self, count: int) -> Iterator[tuple[int, bytes]]:
+        """Yields the next `count` cached blocks to be evicted, or fewer, with their names, unless a policy ranks them;
+        without those that `put_first` has put first. The caller changes nothing meanwhile."""
+        names: list[Any] = self._name_of
+        return ((block, names[block]) for block in islice(self._cached, count))
 
     def _free_ones(self) -> Iterator[int]:
         """Yields the cached blocks, in the order in which they are evicted unless a policy ranks them."""
         return chain(self._first, self._cached)
 
-    def put_first(self, block: int) -> None:
-        """Has a cached block evicted before all others but those that were put first before."""
-        if block in self._cached:
-            del self._cached[block]
-            self._first[block] = None
+    def put_first(self, blocks: Iterable[int]) -> None:
+        """Has those of the blocks that are cached evicted before all others but those that were put first before."""
+        cached, first = self._cached, self._first
+        for block in blocks:
+            if block in cached:
+                del cached[block]
+                first[block] = None
 
     def to_copy(self, count: int, room: Callable[[float, int], int]) -> list[int]:
         """Returns up to `count` cached blocks that a policy values and the host pool lacks, least valuable first, which
@@ -294,6 +304,12 @@ class BlockPool:
     def has(self, name: bytes) -> bool:
         """Whether a block has this name."""
         return name in self._block_of
+
+    def lacking(self, names: list[bytes]) -> list[bytes]:
+        """Returns the names up to the first that a block has."""
+        if self._block_of.keys().isdisjoint(names):
+            return names
+        return list(takewhile(lambda name: name not in self._block_of, names))
 
     def is_ready(self, name: bytes) -> bool:
         """Whether a READY block has this name."""

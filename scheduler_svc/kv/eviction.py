@@ -35,6 +35,8 @@ class EvictionOrder:
         self._may_evict = may_evict
         self.when_cut: Callable[[list[bytes]], None] | None = None
         """Called with names of the tier below that are of no use any more: what comes before them is in no tier."""
+        self.other_has: Callable[[bytes], bool] = lambda name: False
+        """Whether the other tier has a name. Without values its order may not know that: the tree keeps the node."""
         self.above: EvictionOrder | None = None
         """The order of the tier above, whose blocks are worth less while this tier has copies; None: there is none."""
         self.copies: CopyOrder | None = None
@@ -69,8 +71,11 @@ class EvictionOrder:
         self.copies = CopyOrder(self._may_evict)
 
     def add(self, name: bytes) -> None:
-        """Takes note that the name may be evicted from now on, as the most recently used of its value."""
+        """Takes note that the name may be evicted from now on, as the most recently used of its value. Without values,
+        only the names of conversations count, which may be forgotten."""
         node = self._tree.nodes.get(name)
+        if node is None and self._value_of is None:
+            return
         if node is None or not node.tiers & self._bit:
             node = self._tree.came(name, self._tier)
             if node.parent is not None:
@@ -90,7 +95,10 @@ class EvictionOrder:
         if node is None or (not node.tiers & self._bit and (node.tiers or self._tier)):
             return  # one that was taken, and is in the other tier; or the copy was lost of a block that is in use
         self._heap.discard(node)
-        parent = self._tree.leave(node, self._tier)
+        stays = self._value_of is None and self.other_has(name)  # with values, both tiers report all names
+        if stays and not self._tier:
+            self._tree.came(name, 1)
+        parent = self._tree.leave(node, self._tier, stays)
         if self.above is not None:
             self.above.revalue(node)
         if parent is not None and parent.tiers & self._bit and self._value_of is not None:

@@ -37,14 +37,17 @@ class HostPool:
         self._name_of: list[bytes | None] = [None] * (num_blocks + 1)
         self._block_of: dict[bytes, int] = {}  # READY and being written
         self._writing: set[int] = set()
-        self._readers: Counter[int] = Counter()
+        self._readers: dict[int, int] = {}  # loads of each block that has any
         # READY, with a name, and not being read; least recently used first.
         self._duplicates: OrderedDict[int, None] = OrderedDict()
         self._others: OrderedDict[int, None] = OrderedDict()
         self.order: EvictionOrder | None = None
-        """Order of the copies that are no duplicates; None: least recently used first. It keeps a copy that is being
-        read or has become a duplicate, as it may be the only one again."""
+        """Order of the copies that are no duplicates, as far as it ranks them; the others go least recently used first.
+        It keeps a copy that is being read or has become a duplicate, as it may be the only one again."""
         self.listener: CacheListener | None = None
+        self._stale: dict[int, bytes] = {}  # names of free blocks that the runner would still return to a successor
+        self.purged: list[int] = []
+        """Blocks whose content was purged, which the runner is yet to hear: a successor must not find it there."""
 
     @property
     def num_room(self) -> int:
@@ -67,7 +70,7 @@ class HostPool:
         return len(self._free)
 
     def set_order(self, order: EvictionOrder | None) -> None:
-        """Changes the order among the copies that are no duplicates. It was ranked for their names."""
+        """Changes the order among the copies that are no duplicates, whose names it knows."""
         self.order = order
 
     def names(self) -> list[bytes]:
@@ -118,6 +121,7 @@ class HostPool:
         self._evict(len(names) - len(self._free))
         blocks = [self._free.pop() for _ in names]
         for block, name in zip(blocks, names, strict=True):
+            self._stale.pop(block, None)
             self._name_of[block] = name
             self._block_of[name] = block
         self._writing.update(blocks)
@@ -170,19 +174,21 @@ class HostPool:
 
     def read(self, blocks: Iterable[int]) -> None:
         """Keeps READY blocks for a load."""
+        readers = self._readers
         for block in blocks:
-            if not self._readers[block]:
+            others = readers.get(block, 0)
+            if not others:
                 self._withdraw(block)
-            self._readers[block] += 1
+            readers[block] = others + 1
 
     def unread(self, blocks: Sequence[int], is_used: bool) -> None:
         """Ends a load. `is_used`: the runner's cache has the content now, so that these are duplicates."""
+        readers = self._readers
         for block in reversed(blocks):  # the deepest first, so that a prefix outlives its continuations
-            self._readers[block] -= 1
-            if self._readers[block]:
-                continue
-            del self._readers[block]
-            if self._name_of[block] is None:
+            others = readers.pop(block) - 1
+            if others:
+                readers[block] = others
+            elif self._name_of[block] is None:
                 self._free.append(block)
             elif is_used:
                 self._duplicates[block] = None
@@ -193,25 +199,37 @@ class HostPool:
 
     def note_used(self, names: Sequence[bytes]) -> None:
         """Notes that a sequence uses these blocks on the runner: their copies are duplicates."""
+        block_of, duplicates, others = self._block_of, self._duplicates, self._others
         for name in reversed(names):
-            block = self._block_of.get(name)
-            if block is not None and (block in self._others or block in self._duplicates):
-                self._withdraw(block)
-                self._duplicates[block] = None
+            block = block_of.get(name, 0)  # 0 is no block
+            if block in duplicates:
+                duplicates.move_to_end(block)
+            elif block in others:
+                del others[block]
+                duplicates[block] = None
 
     def note_leaving(self, names: Iterable[bytes]) -> None:
         """Notes that the runner's cache evicts this content next: duplicates of it are no longer that, and become the
         most recently used of the others, in this order."""
+        block_of, duplicates = self._block_of, self._duplicates
         for name in names:
-            if self._block_of.get(name) in self._duplicates:
-                self.note_gone(name)
+            block = block_of.get(name, 0)  # 0 is no block
+            if block in duplicates:
+                del duplicates[block]
+                self._enter(block)
 
-    def note_gone(self, name: bytes) -> None:
-        """Notes that the runner's cache no longer has this content: its copy, if there is one, is the only one."""
-        block = self._block_of.get(name)
-        if block is not None and (block in self._others or block in self._duplicates):
-            self._withdraw(block)
-            self._enter(block)
+    def note_gone(self, names: Iterable[bytes]) -> None:
+        """Notes that the runner's cache no longer has this content: its copies, if there are any, are the only ones."""
+        block_of, duplicates, others, order = self._block_of, self._duplicates, self._others, self.order
+        for name in names:
+            block = block_of.get(name, 0)
+            if block in others:
+                others.move_to_end(block)
+                if order is not None:
+                    order.add(name)
+            elif block in duplicates:
+                del duplicates[block]
+                self._enter(block)
 
     def _enter(self, block: int) -> None:
         """Adds a block that may be evicted as the most recently used."""
@@ -244,15 +262,29 @@ class HostPool:
             self._free.append(block)
         del self._block_of[name]
         self._name_of[block] = None
+        self._stale[block] = name
         if self.order is not None:
             self.order.remove(name)
         if self.listener is not None:
             self.listener.gone(name)
 
-    def flush(self) -> None:
-        """Removes all content."""
-        for name in list(self._block_of):
+    def purge(self, names: Iterable[bytes]) -> None:
+        """Removes the content of these names for good, copies that are being written included."""
+        purged = set(names)
+        for name in purged & self._block_of.keys():
             self.forget(name)
+        blocks = [block for block, name in self._stale.items() if name in purged]
+        for block in blocks:
+            del self._stale[block]
+        self.purged += blocks
+
+    def flush(self) -> None:
+        """Removes all content for good."""
+        self.purge([*self._block_of, *self._stale.values()])
+
+    def name_of(self, block: int) -> bytes | None:
+        """Returns the name of the block's content; None if it has none, or that was forgotten."""
+        return self._name_of[block]
 
     def adopt(self, copies: Iterable[tuple[int, bytes]]) -> None:
         """Fills a fresh pool with the blocks, each with its name, that a runner kept from a former session.
@@ -265,6 +297,8 @@ class HostPool:
                 self._enter(block)
                 if self.listener is not None:
                     self.listener.ready(name)
+            else:
+                self._stale[block] = name
         self._free = [block for block in range(self.num_blocks, 0, -1) if self._name_of[block] is None]
 
     def check(self, writing: Iterable[int], reading: Iterable[int]) -> None:
@@ -275,7 +309,7 @@ class HostPool:
         """
         if Counter(writing) != Counter(self._writing):
             raise RuntimeError("the host blocks being written are not those of the offloads in flight")
-        if Counter(reading) != self._readers:
+        if dict(Counter(reading)) != self._readers:
             raise RuntimeError("the host blocks being read are not those of the loads in flight")
         states = Counter([*self._free, *self._writing, *self._readers, *self._duplicates, *self._others])
         for block in range(1, self.num_blocks + 1):

@@ -11,24 +11,26 @@ class KeptBlocks:
 
     def __init__(self, references: list[int]) -> None:
         self._references = references
-        self.number: Counter[int] = Counter()
-        """Such references of each block that has any."""
+        self.number: dict[int, int] = {}
+        """Such references of each block that has any. (In a Counter, removing one costs several times as much.)"""
         self.count = 0
         """Blocks that have no other references."""
 
     def mark(self, blocks: Iterable[int]) -> None:
         """Makes one reference that each block has already one that only keeps it."""
+        number, references = self.number, self._references
         for block in blocks:
-            self.number[block] += 1
-            self.count += self.number[block] == self._references[block]
+            kept = number[block] = number.get(block, 0) + 1
+            self.count += kept == references[block]
 
     def unmark(self, blocks: Iterable[int]) -> None:
         """Makes one of these references of each block an ordinary one."""
+        number, references = self.number, self._references
         for block in blocks:
-            self.count -= self.number[block] == self._references[block]
-            self.number[block] -= 1
-            if not self.number[block]:
-                del self.number[block]
+            kept = number.pop(block)
+            self.count -= kept == references[block]
+            if kept > 1:
+                number[block] = kept - 1
 
     def referred(self, blocks: Iterable[int]) -> None:
         """Takes note that each of these blocks has just got an ordinary reference."""
@@ -43,7 +45,7 @@ class KeptBlocks:
 
     def check(self, held: Iterable[list[int]]) -> None:
         """Raises RuntimeError unless `held` are the blocks that these references keep."""
-        number = Counter(block for blocks in held for block in blocks)
+        number = dict(Counter(block for blocks in held for block in blocks))
         if number != self.number:
             raise RuntimeError("the blocks kept for waiting sequences are not those that are counted")
         count = sum(self._references[block] == kept for block, kept in number.items())

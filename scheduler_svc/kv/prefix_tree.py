@@ -305,8 +305,11 @@ class PrefixTree:
         node = self.nodes.get(name)
         return None if node is None else self.leave(node, tier)
 
-    def leave(self, node: Node, tier: int) -> Node | None:
-        """Takes note that the tier no longer has the node; returns its parent if that has no child there now."""
+    def leave(self, node: Node, tier: int, stays: bool = False) -> Node | None:
+        """Takes note that the tier no longer has the node; returns its parent if that has no child there now.
+
+        `stays`: it is not dropped, although no tier is known to have it.
+        """
         parent, tiers = node.parent, node.tiers
         if tiers & BIT[tier]:
             node.tiers = left = tiers ^ BIT[tier]  # inlined `_set`
@@ -314,20 +317,11 @@ class PrefixTree:
             if parent is not None:
                 parent.children += _UNITS[left] - _UNITS[tiers]
             self._charge(node.prefix.tenant, tier, -1)
-        if not node.tiers:
+        if not (node.tiers or stays):
             del self.nodes[node.name]
             if node.prefix.tail is node:
                 self._shorten(node.prefix, parent)
         return parent if parent is not None and not parent.children & CHILDREN[tier] else None
-
-    def leave_tier(self, tier: int, named: Container[bytes]) -> None:
-        """Forgets what the tier has; names stay that the block pool has (`named`)."""
-        for name, node in list(self.nodes.items()):
-            if node.tiers == BIT[tier] and name in named:  # in use: its block was not cached yet
-                self._set(node, 0)
-                self._charge(node.prefix.tenant, tier, -1)
-            elif node.tiers & BIT[tier]:
-                self.leave(node, tier)
 
     def _set(self, node: Node, tiers: int) -> None:
         """Notes the tiers that have the node's name now."""

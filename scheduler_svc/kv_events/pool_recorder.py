@@ -7,6 +7,7 @@ stay unknown, which has no effect on routing. What the cache and the host pool h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from scheduler_svc.kv.block_hashes import TOKEN_BYTES
@@ -75,6 +76,11 @@ class PoolEventRecorder:
             self._catalog.remove(name)
         if not self._has(name):
             self._known.pop(name, None)
+
+    def evicted(self, names: Sequence[bytes]) -> None:
+        """Records that the cache has evicted blocks."""
+        for name in names:
+            self.gone(name)
 
     def ready_on_host(self, name: bytes) -> None:
         """Records that a block is READY in the host pool."""

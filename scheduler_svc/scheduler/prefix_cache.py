@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 
 from roster_protos import plan_pb2
 from scheduler_svc.kv.block_hashes import chain_hash, chain_hashes, root_hash
-from scheduler_svc.kv.block_pool import BlockPool, CacheListener, Match
+from scheduler_svc.kv.block_pool import BlockPool, Match, PoolListener
 from scheduler_svc.kv.naming_secret import NamingSecret
 from scheduler_svc.model.sequence import Phase, Sequence
 from scheduler_svc.plan.in_flight import InFlight
@@ -40,7 +40,7 @@ HASHED_ASIDE = 64
 """Blocks hashed (a microsecond each) for parked sequences in one admission, after which no further one is tried."""
 
 
-class KvEventRecorder(CacheListener, Protocol):
+class KvEventRecorder(PoolListener, Protocol):
     """Listener that also receives the tokens of cached blocks."""
 
     def first_unknown(self, names: list[bytes]) -> int:
@@ -293,7 +293,7 @@ class PrefixCache:
         for block in sequence.blocks:
             self._pool.forget(block)
         if self._tiers is not None:
-            self._tiers.forget(sequence.hashes)
+            self._tiers.purge(sequence.hashes)
 
     def flush(self, table: SlotTable) -> None:
         """Empties the index, and keeps what running sequences still compute out of it. Sequences that waited for a

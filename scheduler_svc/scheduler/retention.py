@@ -69,6 +69,8 @@ class Retention:
         if tiers is not None:
             self._host_order = EvictionOrder(self._tree, 1, tiers.host.may_evict)
             self._host_order.above = pool.order
+            self._host_order.other_has, pool.order.other_has = pool.has, tiers.host.has
+            tiers.host.set_order(self._host_order)
             pool.order.copy_below()
             pool.order.when_cut = tiers.forget
         self.install()
@@ -84,12 +86,8 @@ class Retention:
         self._epoch = self._policy.policy
         value_of = self.value if self._policy.retains else None
         if self._tiers is not None and self._host_order is not None:
-            host = self._tiers.host
-            self._host_order.rank(value_of, host.names())
-            host.set_order(None if value_of is None else self._host_order)
+            self._host_order.rank(value_of, self._tiers.host.names())
         self._pool.rank(value_of)  # it depends on what the host pool has
-        if value_of is None and self._tiers is not None:
-            self._tree.leave_tier(1, self._pool.named)
         if not self._policy.prefetches:
             self._due.clear()
             self._last.clear()
@@ -129,7 +127,7 @@ class Retention:
         num_purged = self._pool.purge(names, offloading)
         if self._tiers is not None:
             num_purged += sum(self._tiers.host.has(name) for name in names if name not in kept)
-            self._tiers.forget(names)
+            self._tiers.purge(names)
         return num_purged * self._pool.block_size
 
     # ------------------------------------------------------------------ values

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import takewhile
 
 from scheduler_svc.kv.block_pool import BlockPool
 from scheduler_svc.kv.copy_times import CopyTimes
@@ -181,8 +180,7 @@ class HostLoads:
 
     def _sources(self, names: list[bytes], first: int) -> list[int]:
         """Returns the host blocks of the names from `first` on that the cache lacks."""
-        pool = self._pool
-        return self._host.ready_run(takewhile(lambda name: not pool.has(name), names[first:]))
+        return self._host.ready_run(self._pool.lacking(names[first:]))
 
     def _add(
         self,

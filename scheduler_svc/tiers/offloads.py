@@ -44,6 +44,11 @@ class Offload(Ticket):
     contents: list[Content]
     is_swap: bool
 
+    @property
+    def pairs(self) -> Iterator[tuple[int, Content]]:
+        """Each host block, with what is copied into it."""
+        return zip(self.targets, self.contents, strict=True)
+
 
 @dataclass(slots=True)
 class OffloadCounts:
@@ -116,18 +121,17 @@ class HostOffloads:
         if ahead <= 0:
             return
         most = min(pool.num_free - num_running, self._most_ahead - self.num_blocks, self._host.num_blocks // 2)
-        contents, copied = list[Content](), list[tuple[int, bytes | None]]()
-        for block in pool.upcoming(ahead):
-            name = pool.name_of(block)
-            if name is None or self._host.has(name):
-                copied.append((block, name))
+        contents, copied, names = list[Content](), list[int](), list[bytes]()
+        for block, name in pool.upcoming(ahead):
+            if self._host.has(name):
+                copied.append(block)
+                names.append(name)
             elif len(contents) >= most:
                 break
             else:
                 contents.append(Content(block, name, pool.block_size))
-        for block, name in copied:
-            pool.put_first(block)
-            self._host.note_leaving([name] if name is not None else [])
+        pool.put_first(copied)
+        self._host.note_leaving(names)
         if contents:
             self.begin(contents)
 
@@ -173,8 +177,8 @@ class HostOffloads:
         self.counts.blocks += len(offload.sources)
         self.counts.seconds += seconds
         self._ended(offload)
-        for block in offload.sources if not self._pool.order.ranked else ():
-            self._pool.put_first(block)
+        if not self._pool.order.ranked:
+            self._pool.put_first(offload.sources)
 
     def lost(self, offload: Offload) -> None:
         """Ends an offload that was never confirmed."""

@@ -25,8 +25,9 @@ class Prefetched:
         if self._names:
             self._names.difference_update(names)
 
-    def gone(self, name: bytes) -> None:
+    def gone(self, names: Iterable[bytes]) -> None:
         """Notes that the cache no longer has this content."""
-        if name in self._names:
-            self._names.remove(name)
-            self.unused += 1
+        if self._names:
+            unused = self._names.intersection(names)
+            self._names -= unused
+            self.unused += len(unused)

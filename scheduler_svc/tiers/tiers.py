@@ -8,14 +8,14 @@ not confirmed is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from roster_common.link_protocol import TAG_BYTES
 from roster_protos import plan_pb2
 from scheduler_svc.kv.block_hashes import HASH_BYTES
-from scheduler_svc.kv.block_pool import BlockPool, CacheListener
+from scheduler_svc.kv.block_pool import BlockPool, PoolListener
 from scheduler_svc.kv.copy_times import CopyTimes
 from scheduler_svc.kv.host_pool import HostPool
 from scheduler_svc.kv.tickets import Ticket, UnknownTicket
@@ -23,7 +23,9 @@ from scheduler_svc.plan.applied_result import MalformedResult
 from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.step_times.step_time_model import StepTimeModel
 from scheduler_svc.tiers.loads import HostLoads
-from scheduler_svc.tiers.offloads import HostOffloads
+from scheduler_svc.tiers.offloads import Content, HostOffloads
+
+_NO_NAME = bytes(HASH_BYTES)
 
 
 class BadHostBlocks(ValueError):
@@ -50,13 +52,14 @@ class Tiers:
 
     @property
     def busy(self) -> bool:
-        """Whether a copy is in flight or to be started, or blocks are kept for a waiting sequence."""
-        return bool(self.offloads.line or self.loads.line or self.loads.num_pins)
+        """Whether a copy is in flight or to be started, something is to be purged, or blocks are kept for a waiting
+        sequence."""
+        return bool(self.offloads.line or self.loads.line or self.loads.num_pins or self.host.purged)
 
     @property
     def wants_plan(self) -> bool:
-        """Whether copies are to be started."""
-        return bool(self.offloads.line.unsent or self.loads.line.unsent)
+        """Whether copies are to be started, or something is to be purged."""
+        return bool(self.offloads.line.unsent or self.loads.line.unsent or self.host.purged)
 
     @property
     def is_copying(self) -> bool:
@@ -81,19 +84,27 @@ class Tiers:
             )
         if any(not 1 <= block <= self.host.num_blocks for block in blocks):
             raise BadHostBlocks(f"a host block outside the {self.host.num_blocks} of the pool")
-        return [(block, tags[TAG_BYTES * i : TAG_BYTES * i + HASH_BYTES]) for i, block in enumerate(blocks)]
+        names = [tags[TAG_BYTES * i : TAG_BYTES * i + HASH_BYTES] for i in range(len(blocks))]
+        return [pair for pair in zip(blocks, names, strict=True) if pair[1] != _NO_NAME]
 
     # ------------------------------------------------------------------ plans and results
 
     def start(self, number: int, plan: plan_pb2.Plan) -> None:
-        """Adds the copies begun since the last plan to this one."""
+        """Adds the copies begun since the last plan to this one, and what was purged."""
+        if self.host.purged:
+            plan.purged_host_blocks, self.host.purged = pack(self.host.purged), []
         if self.offloads.line.unsent:
             offloads = self.offloads.line.send(number)
             plan.offload_sources, plan.offload_targets, plan.offload_counts = _columns(offloads)
-            tags = (c.name + c.tokens.to_bytes(4, "little") for offload in offloads for c in offload.contents)
-            plan.offload_tags = b"".join(tags)
+            plan.offload_tags = b"".join(self._tag(*pair) for offload in offloads for pair in offload.pairs)
         if self.loads.line.unsent:
             plan.load_sources, plan.load_targets, plan.load_counts = _columns(self.loads.line.send(number))
+
+    def _tag(self, block: int, content: Content) -> bytes:
+        """Returns the tag of a host block's copy: zeros if its content was forgotten before the copy has begun."""
+        if self.host.name_of(block) != content.name:
+            return bytes(TAG_BYTES)
+        return content.name + content.tokens.to_bytes(TAG_BYTES - HASH_BYTES, "little")
 
     def apply(self, number: int, result: plan_pb2.Result, is_empty: bool, is_last: bool) -> None:
         """Applies what the result of plan `number` says about copies.
@@ -143,8 +154,12 @@ class Tiers:
         for name in names:
             self.host.forget(name)
 
+    def purge(self, names: Iterable[bytes]) -> None:
+        """Removes them for good: the next plan tells the runner. The caller has it woken."""
+        self.host.purge(names)
+
     def flush(self) -> None:
-        """Removes all copies, after the cache has forgotten all names; what is in flight is dropped."""
+        """Removes all copies for good, after the cache has forgotten all names; what is in flight is dropped."""
         self.host.flush()
         self.loads.drop()
 
@@ -169,7 +184,7 @@ class _CacheChanges:
     """Reports to the host tier what the cache loses, and to another listener everything."""
 
     def __init__(self, tiers: Tiers) -> None:
-        self.other: CacheListener | None = None
+        self.other: PoolListener | None = None
         self._tiers = tiers
 
     def ready(self, name: bytes) -> None:
@@ -179,10 +194,17 @@ class _CacheChanges:
 
     def gone(self, name: bytes) -> None:
         """Called when no block has this name any more."""
-        self._tiers.host.note_gone(name)
-        self._tiers.loads.prefetched.gone(name)
+        self._tiers.host.note_gone([name])
+        self._tiers.loads.prefetched.gone([name])
         if self.other is not None:
             self.other.gone(name)
+
+    def evicted(self, names: Sequence[bytes]) -> None:
+        """Called in place of `gone` for all names that are evicted together."""
+        self._tiers.host.note_gone(names)
+        self._tiers.loads.prefetched.gone(names)
+        if self.other is not None:
+            self.other.evicted(names)
 
 
 def _columns(tickets: Iterable[Ticket]) -> tuple[bytes, bytes, bytes]:

@@ -24,7 +24,7 @@ from tests.support.chaos import settled
 from tests.support.deterministic_cpu import skip_where_refused
 from tests.support.processes import RosterProcesses
 from tests.support.tested_device import NEEDS_DEVICE, PROCESS_DEVICE
-from tests.support.thoroughness import choice, count
+from tests.support.thoroughness import FULL, choice, count
 from tests.support.tiny_models import make_tiny_model
 
 REQUESTS = count(40, in_ci=12)
@@ -32,7 +32,7 @@ ROUNDS = count(3, in_ci=1)
 READY_S = 240.0
 RUNNER = {
     "device": PROCESS_DEVICE, "slots": 8, "kv_tokens": 288, "max_step_tokens": 64, "threads": 1, "silence_s": 1.0,
-    "deterministic": True, "draft": "ngram",
+    "deterministic": True, "draft": "ngram", "host_kv_tokens": 4096,
 }  # fmt: skip
 ON_GPU = {"dtype": "bfloat16"}
 
@@ -117,6 +117,9 @@ async def test_answers_are_those_of_the_requests_alone(weights: str, cache: str,
                 if number == ROUNDS - 1:
                     status = await settled(roster, 1, within_s=READY_S)
                     assert status.totals.preemptions > 0, "the pool was not tight enough to test preemption"
+                    tier = status.totals.host_tier
+                    assert tier.offloaded_blocks > 0 and (tier.loaded_blocks > 0 or not FULL), tier
+                    print(f"{status.totals.swaps} swaps, {tier.loaded_blocks} blocks loaded")
             assert (await client.get_model()).numerics == served.numerics, (
                 "another runner of the same has other numerics"
             )

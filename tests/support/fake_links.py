@@ -158,14 +158,16 @@ class FakeRunners:
         self.rejected[session] = reason
 
     def drop(self, session: int, reason: str) -> None:
+        if session not in self.runners:  # lost already, behind a result that is applied only now
+            return
         if self.worthless is not None and reason == "none of its results was finite":
             self.worthless += 1
             self.garbled.add(session)  # a result behind this one may have been received already
             self.connect(next(self._after_faults), self.kill(session, Loss.UNSOUND), former=session)
             return
         assert session in self.garbled, f"session {session} dropped: {reason}"
-        if self.dismiss(session) is not None:
-            self.events.append(Lost(session, reason, Loss.UNSOUND))
+        self.dismiss(session)
+        self.events.append(Lost(session, reason, Loss.UNSOUND))
 
     def send_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
         if session in self.plans:

@@ -52,11 +52,12 @@ def plan(
     forced: Sequence[Sequence[int]] = (),
     offloads: Sequence[Sequence[tuple[int, int, bytes]]] = (),
     loads: Sequence[Sequence[tuple[int, int]]] = (),
+    purged: Sequence[int] = (),
 ) -> plan_pb2.Plan:
     """`appends` are (slot, index, block), `copies` (source, target), `extents` (slot, start, count, flags).
 
     `drafts`: the number of each row, or nothing; `forced`: the tokens that each row appends, or nothing. `offloads` are
-    tickets of (block, host block, tag), `loads` tickets of (host block, block).
+    tickets of (block, host block, tag), `loads` tickets of (host block, block), `purged` host blocks.
     """
     offloaded = [copied for ticket in offloads for copied in ticket]
     loaded = [copied for ticket in loads for copied in ticket]
@@ -82,6 +83,7 @@ def plan(
         load_sources=int32s(source for source, _ in loaded),
         load_targets=int32s(target for _, target in loaded),
         load_counts=int32s(map(len, loads)),
+        purged_host_blocks=int32s(purged),
     )
 
 

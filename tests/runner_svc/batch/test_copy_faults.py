@@ -47,6 +47,8 @@ FAULTS: list[tuple[str, plan_pb2.Plan]] = [
     ("load source 0: host block 4 holds nothing", plan(loads=[[(4, 7)]])),
     ("load target 0: block 5 is in an unfinished copy", plan(loads=[[(2, 5)]])),
     ("load target 0: block 6 is in an unfinished copy", plan(loads=[[(2, 6)]])),
+    ("purged host block 1: there is no host block 9", plan(purged=[8, 9])),
+    ("purged_host_blocks has 3 bytes", plan_pb2.Plan(purged_host_blocks=b"abc")),
     ("append 0: block 5 is in an unfinished copy", plan(appends=[(0, 2, 5)])),
     ("append 0: block 6 is in an unfinished copy", plan(appends=[(0, 2, 6)])),
     ("append 0: block 7 is in an unfinished copy", plan(appends=[(0, 2, 7)], offloads=[[(7, 4, TAG)]])),
@@ -114,6 +116,21 @@ def test_the_same_copies_fit_once_their_tickets_have_ended(runner: Runner, copie
     snapshot = runner.snapshot()
     assert snapshot.host_blocks == int32s([1, 2, 3])
     assert snapshot.host_tags == tag(4) + tag(2) + tag(3)
+
+
+def test_what_is_purged_is_in_no_snapshot_whatever_is_being_copied(runner: Runner, copier: SteppedCopier) -> None:
+    runner.execute(5, plan(extents=[(0, 8, 1, SAMPLE)], appends=[(0, 2, 8)], purged=[1, 3]))  # read, and being written
+    copier.finish()
+    result = runner.execute(6, plan())
+    assert (result.offloads_done, result.loads_done) == (int32s([2]), int32s([1]))
+    assert runner.snapshot().host_blocks == int32s([2])
+    again = plan(extents=[(0, 9, 1, SAMPLE)], purged=[2, 3], offloads=[[(7, 3, tag(5))]])
+    runner.execute(7, again)  # a purged block may be written at once
+    copier.finish()
+    assert runner.execute(8, plan()).offloads_done == int32s([3])
+    snapshot = runner.snapshot()
+    assert (snapshot.host_blocks, snapshot.host_tags) == (int32s([3]), tag(5))
+    assert not runner._state.tickets._tags[[1, 2]].any(), "names are erased"
 
 
 def test_a_host_block_may_be_read_by_two_tickets_at_once(runner: Runner, copier: SteppedCopier) -> None:

@@ -156,6 +156,17 @@ def test_with_all_places_kept_another_transport_is_tried() -> None:
             one.pull()
 
 
+def test_with_all_places_of_the_source_taken_another_transport_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl_reader, "_BUSY_S", 0.05)
+    with pair(FakeAgent(), FakeAgent()) as one:
+        places = [one.staged.take() for _ in range(6)]
+        with pytest.raises(Unreachable, match="all places of the source"):
+            one.pull()
+        assert one.read.num_free == 6
+        one.staged.give_back(places[0] or 0)
+        assert one.pull() == 32 * BLOCK_BYTES, "one place is enough"
+
+
 def test_a_lost_source_fails_the_pull_and_is_met_anew() -> None:
     target = FakeAgent()
     with pair(FakeAgent(), target) as one:

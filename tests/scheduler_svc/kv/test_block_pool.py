@@ -55,7 +55,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pool.num_cached)
     @rule(data=st.data())
     def put_first(self, data: st.DataObject) -> None:
-        self.pool.put_first(data.draw(st.sampled_from(evicted_next(self.pool, self.pool.num_cached))))
+        self.pool.put_first([data.draw(st.sampled_from(evicted_next(self.pool, self.pool.num_cached)))])
 
     @precondition(lambda self: any(self.tables))
     @rule(data=st.data(), name=st.sampled_from(NAMES))
@@ -112,10 +112,10 @@ def test_blocks_that_were_put_first_go_in_that_order_before_the_others() -> None
     blocks = pool.allocate(6)
     pool.announce(blocks, NAMES[:6])
     pool.confirm(blocks)
-    pool.put_first(blocks[0])  # not cached: nothing changes
+    pool.put_first(blocks[:1])  # not cached: nothing changes
     pool.release(blocks)
     for block in (blocks[2], blocks[4], blocks[0]):
-        pool.put_first(block)
+        pool.put_first([block])
     pool.check([])
     assert (pool.num_first, pool.num_cached, pool.num_free) == (3, 6, 6)
     order = [blocks[index] for index in (2, 4, 0, 5, 3, 1)]
@@ -166,7 +166,7 @@ def test_a_flush_forgets_every_name_and_loses_no_block() -> None:
     pool.announce(held + cached + pending, NAMES[:6])
     pool.confirm(held + cached)
     pool.release(cached)
-    pool.put_first(cached[0])
+    pool.put_first(cached[:1])
     pool.flush()
     assert pool.match(NAMES[:1]).blocks == pool.match(NAMES[2:3]).blocks == []
     assert pool.match(NAMES[4:5]).awaited is None

@@ -257,5 +257,28 @@ def test_a_copy_that_is_gone_makes_a_block_valuable_again() -> None:
     for name in b:
         host.remove(name)
     assert pool.order.take(4) == a[::-1]
-    pool.tree.leave_tier(1, pool.named)
-    assert set(pool.tree.nodes) == set(b)
+
+
+def test_a_conversation_keeps_its_names_without_values_as_long_as_a_pool_has_them() -> None:
+    pool, copied = BlockPool(8, SIZE), set[bytes]()
+    names = conversation(pool, "a", 4, 0.0)
+    host = EvictionOrder(pool.tree, 1, lambda name: True)
+    host.other_has, pool.order.other_has = pool.has, copied.__contains__
+    copied.update(names[:2])
+    for name in (
+        *names[:1],
+        b"another's",
+    ):  # that of the second was made before it had an owner
+        host.add(name)
+    pool.allocate(8)
+    assert set(pool.tree.nodes) == set(names[:2])
+    for name in names[:2]:
+        copied.remove(name)
+        host.remove(name)
+    assert not pool.tree.nodes
+    names = conversation(BlockPool(8, SIZE), "b", 1, 0.0)
+    pool.tree.link(names, Turn("", "b", 0.0, 0.0, True), names)
+    host.other_has = lambda name: True
+    host.add(names[0])
+    host.remove(names[0])
+    assert set(pool.tree.nodes) == set(names), "in use"

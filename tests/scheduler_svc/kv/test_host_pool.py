@@ -109,7 +109,7 @@ class HostMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def note_gone(self, name: bytes) -> None:
-        self.pool.note_gone(name)
+        self.pool.note_gone([name])
 
     @invariant()
     def sound(self) -> None:
@@ -137,7 +137,7 @@ def filled(*names: bytes) -> HostPool:
 def test_the_least_recently_used_copy_is_evicted_and_duplicates_before_all() -> None:
     pool = filled(*NAMES[:4])
     pool.note_used(NAMES[2:3])
-    pool.note_gone(NAMES[0])
+    pool.note_gone(NAMES[:1])
     gone = []
     for name in NAMES[4:8]:
         held = {other for other in NAMES[:4] if pool.has(other)}

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from roster_protos import plan_pb2
+from roster_protos import engine_pb2, plan_pb2
 from scheduler_svc.link.runner_events import GotSnapshot, Loss
 from scheduler_svc.plan.plan_draft import pack
+from scheduler_svc.tiers.offloads import Content
 from scheduler_svc.tiers.tiers import Tiers
 from tests.scheduler_svc.tiers.test_loads import FULL, LENGTH, LOST, flooded, repeat
 from tests.support.sharing import OUTPUT, SIZE, Service, prompt
@@ -62,6 +63,52 @@ def test_without_the_secret_the_host_pool_is_emptied_with_a_warning() -> None:
     served.finish()
     assert served.cached(request) == 0
     served.stack.assert_clean()
+
+
+def test_a_successor_does_not_find_what_a_conversation_was_forgotten_of() -> None:
+    served = flooded()
+    served.stack.submit(prompt(LENGTH, 70), OUTPUT, conversation_id="x")
+    served.finish()
+    names = served.scheduler.pool.tree.names(served.scheduler.pool.tree.find("", "x"))
+    for seed in range(71, 75):  # so that its blocks leave the cache
+        served.stack.submit(prompt(LENGTH, seed), OUTPUT)
+        served.finish()
+    copied = [name for name in names if tiers(served).host.is_ready(name)]
+    assert copied and not any(map(served.scheduler.pool.has, copied))
+    kept = tiers(served).host.num_ready - len(copied)
+    served.stack.front.put(forget=engine_pb2.Forget(handle=9, conversation_id="x"))
+    served.stack.step()
+    served.advance()
+    served.stack.restart_scheduler()
+    found = tiers(served).host
+    assert not any(map(found.has, names)) and found.num_ready == kept > 0
+    served.stack.assert_clean()
+
+
+def test_a_successor_does_not_find_what_was_flushed_not_even_copies_under_way() -> None:
+    served = flooded()
+    served.stack.submit(prompt(2 * LENGTH, 80), OUTPUT)
+    served.advance(2)
+    line = tiers(served).offloads.line
+    assert line.in_flight
+    served.stack.front.put(flush_prefixes=engine_pb2.FlushPrefixes(handle=9))
+    served.finish()
+    assert not line
+    served.stack.restart_scheduler()
+    assert tiers(served).host.num_ready == 0 and tiers(served).is_open
+    served.stack.assert_clean()
+
+
+def test_a_copy_that_is_forgotten_before_its_plan_is_sent_has_no_name() -> None:
+    served = flooded()
+    offloads, host = tiers(served).offloads, tiers(served).host
+    block, name = next(iter(served.scheduler.pool.upcoming(1)))
+    host.forget(name)
+    offloads.begin([Content(block, name, SIZE)])
+    tiers(served).purge([name])
+    plan = plan_pb2.Plan()
+    tiers(served).start(7, plan)
+    assert plan.offload_targets == plan.purged_host_blocks[-4:] and plan.offload_tags == bytes(20)
 
 
 def test_the_running_sequences_go_on_while_the_successor_uses_the_host_pool() -> None:
