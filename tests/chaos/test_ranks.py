@@ -12,7 +12,6 @@ import asyncio
 import json
 import os
 import random
-import signal
 import time
 from pathlib import Path
 
@@ -78,9 +77,9 @@ def report(outcome: Outcome, losses: list[Loss], seconds: float) -> None:
 
     Streams wait longer than the service if the scheduler isolates them as suspects.
     """
-    waited = pauses(losses, outcome.gaps)
+    waited = {index: streams for index, streams in pauses(losses, outcome.gaps).items() if losses[index].is_kill}
     service = {index: min(streams) for index, streams in waited.items()}
-    starts = [loss.start_s for loss in losses if loss.number is signal.SIGKILL]
+    starts = [loss.start_s for loss in losses if loss.is_kill]
     less_start = percentiles([pause - losses[index].start_s for index, pause in service.items()])
     slowest = sorted(service, key=service.__getitem__)[-5:]
     result = {
@@ -89,8 +88,8 @@ def report(outcome: Outcome, losses: list[Loss], seconds: float) -> None:
         "completed": outcome.completed,
         "cancelled": outcome.cancelled,
         "refused_as_poison": len(outcome.refused),
-        "kills": sum(loss.number is signal.SIGKILL for loss in losses),
-        "stops": sum(loss.number is signal.SIGSTOP for loss in losses),
+        "kills": len(starts),
+        "stops": len(losses) - len(starts),
         "start_s": percentiles(starts),
         "formed_s": percentiles([losses[index].formed_s - losses[index].at_s for index in service]),
         "pause_s": percentiles(list(service.values())),

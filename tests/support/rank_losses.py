@@ -30,6 +30,11 @@ class Loss:
     start_s: float
     """Seconds that the new process took until it had loaded."""
 
+    @property
+    def is_kill(self) -> bool:
+        """Whether the rank was killed, and not stopped."""
+        return self.number is signal.SIGKILL
+
 
 @dataclass(slots=True)
 class RankLosses:
@@ -72,7 +77,7 @@ class RankLosses:
 
 
 def pauses(losses: Sequence[Loss], gaps: Sequence[tuple[float, float]]) -> dict[int, list[float]]:
-    """Returns how long the streams that were interrupted by each kill waited from the kill on, by the loss's index.
+    """Returns how long the streams that each loss interrupted waited from then on, by the loss's index.
 
     `gaps`: for each two deltas of a stream that followed one another, the times of both. Streams that got no token
     before the next loss, and so waited for two, are left out.
@@ -85,7 +90,7 @@ def pauses(losses: Sequence[Loss], gaps: Sequence[tuple[float, float]]) -> dict[
         first = bisect.bisect_left(ordered, (loss.formed_s - longest_s, 0.0))
         last = bisect.bisect_left(ordered, (loss.formed_s, 0.0))
         waited = [now_s - loss.at_s for _, now_s in ordered[first:last] if loss.formed_s <= now_s < next_s]
-        if loss.number is signal.SIGKILL and waited:
+        if waited:
             found[index] = waited
     return found
 
