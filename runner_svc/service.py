@@ -25,8 +25,9 @@ from roster_common.setting_sources import UnusableSettings
 from runner_svc.arithmetic.instruction_set import pin
 from runner_svc.execution.runner import Runner
 from runner_svc.group.member import Place
+from runner_svc.launch.forking import fork_if_asked
 from runner_svc.launch.launcher import Launcher
-from runner_svc.launch.rank import configure_rank_logs, serve_rank
+from runner_svc.launch.rank import configure_rank_logs, serve_forked, serve_rank
 from runner_svc.launch.ray_launcher import PARENT_VARIABLE, RayLauncher, Resources
 from runner_svc.launch.starting import (
     BROKEN,
@@ -73,6 +74,7 @@ def run() -> NoReturn:
             status = serve_rank(settings, place)
         else:
             configure_logs(settings.log_format, settings.log_level)
+            fork_if_asked(settings, serve_forked)
             warn_unknown()
             status = _launch(settings)
     except SystemExit:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import re
 import signal
@@ -81,6 +82,9 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     runner: dict[str, object] = {"device": "hash", "model": "hash"}
     if arguments.device == "cuda":
         write_folder(arguments.shape, folder)
+        if arguments.layers:
+            config = {**ALL_SHAPES[arguments.shape], "num_hidden_layers": arguments.layers}
+            (folder / "config.json").write_text(json.dumps(config))
         runner = {"device": "cuda", "model": folder, "weights": "random", "all_reduce": arguments.all_reduce}
     runner |= {"tensor_parallel": arguments.ranks, "fork_ranks": arguments.fork_ranks}
     if arguments.kv_tokens:
@@ -115,6 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--shape", choices=sorted(ALL_SHAPES), default="llama-3.1-8b")
+    parser.add_argument("--layers", type=int, help="of the shape, to try the command")
     parser.add_argument("--all-reduce", choices=(ONE_SHOT, NCCL), default=NCCL)
     parser.add_argument("--device", choices=("cuda", "hash"), default="cuda", help="hash: to try the command on a CPU")
     parser.add_argument("--fork-ranks", choices=("auto", "on", "off"), default="auto", help="as of roster-runner")

@@ -2,7 +2,8 @@
 
 An epoch is one forming of the group. It begins when every rank is ready for it, and ends when any rank or the launcher
 gives it up; the next one is the number after. Each value has one writer at a time and is one aligned machine word, so
-that no reader sees half of it.
+that no reader sees half of it. So each of those that may give an epoch up has a word of its own for that: two that do
+so at once overwrite nothing of one another, and one that comes too late ends no later epoch, and begins none anew.
 
 With several hosts each has a board, on which its launcher shows what the ranks of the others have noted on theirs.
 """
@@ -10,13 +11,15 @@ With several hosts each has a board, on which its launcher shows what the ranks 
 from __future__ import annotations
 
 import mmap
+import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from runner_svc.group.futex import Word
-from runner_svc.group.shared_page import BOARD_BYTES
+from runner_svc.group.shared_page import BOARD_BYTES, MOST_RANKS
 from runner_svc.tiers.kv_copier import Direction
 
 DIGESTS_KEPT = 64
@@ -43,28 +46,40 @@ _RANK = np.dtype(
 )
 ROW_BYTES = _RANK.itemsize
 """Bytes of one rank's values, as one host sends them to another."""
-_HEAD = np.dtype([("news", np.uint32), ("_", np.uint32), ("given_up", np.uint64)])
+LAUNCHER, OTHER_NODES = 0, 1
+"""Writers besides the ranks: the launcher, and its link to those of other hosts."""
+_WRITERS = MOST_RANKS + 2
+_HEAD = np.dtype([("news", np.uint32), ("_", np.uint32), ("given_up", np.uint64, (_WRITERS,))])
+_GIVEN_UP = 8
+"""Where those epochs begin."""
+_REASON = np.dtype([("text_bytes", np.uint64), ("text", f"V{_TEXT_BYTES}")], align=True)
+
+
+def of_rank(rank: int) -> int:
+    """Returns the writer that a rank is."""
+    return 2 + rank
 
 
 class Board:
     """The board as one process sees it. `given_up` and `ready` may be waited for; the rest is only looked at."""
 
-    def __init__(self, memory: mmap.mmap, size: int) -> None:
-        """`size`: number of ranks."""
-        self.size = size
-        self._nobody = size  # its text says why the last epoch was given up
-        if _HEAD.itemsize + (size + 1) * _RANK.itemsize > BOARD_BYTES:
+    def __init__(self, memory: mmap.mmap, size: int, writer: int = LAUNCHER) -> None:
+        """`size`: number of ranks. `writer`: who gives epochs up here: `LAUNCHER`, `OTHER_NODES` or `of_rank`."""
+        self.size, self._writer = size, writer
+        if size > MOST_RANKS:
             raise ValueError(f"{size} ranks have no room on the board")
-        self._head = np.frombuffer(memory, _HEAD, 1)
-        self._ranks = np.frombuffer(memory, _RANK, size + 1, _HEAD.itemsize)
+        self._given_up = memoryview(memory)[_GIVEN_UP : _GIVEN_UP + 8 * of_rank(size)].cast("Q")  # faster than numpy
+        self._reasons = np.frombuffer(memory, _REASON, _WRITERS, _HEAD.itemsize)
+        self._ranks = np.frombuffer(memory, _RANK, size, _HEAD.itemsize + _WRITERS * _REASON.itemsize)
         self._news = Word(memory, 0)
+        self._giving_up = threading.Lock()  # threads of this process are one writer
 
     # ------------------------------------------------------------------ epochs
 
     @property
     def given_up(self) -> int:
         """The greatest epoch that was given up; 0 before the first."""
-        return int(self._head["given_up"][0])
+        return max(self._given_up)
 
     @property
     def epoch(self) -> int:
@@ -87,17 +102,22 @@ class Board:
 
     def give_up(self, epoch: int, why: str) -> None:
         """Ends the epoch. Does nothing if it has ended."""
-        if self.given_up >= epoch:
-            return
-        self.explain(self._nobody, why)
-        self._head["given_up"][0] = epoch
+        with self._giving_up:
+            if self.given_up >= epoch:
+                return
+            _write(self._reasons[self._writer], "text", why)
+            self._given_up[self._writer] = epoch
         self._news.bump()
 
     def why_given_up(self, epoch: int) -> str:
-        """Returns why the epoch has ended; '' while it has not."""
-        if self.given_up < epoch:
+        """Returns why the epoch has ended; '' while it has not.
+
+        After a later one has ended, that one's reason. Of several at once the launcher's counts.
+        """
+        given_up = self._given_up.tolist()
+        if (last := max(given_up)) < epoch:
             return ""
-        return self.explanation(self._nobody) or "the group was given up"
+        return _text(self._reasons[given_up.index(last)], "text") or "the group was given up"
 
     def wait(self, come_true: Callable[[], bool]) -> None:
         """Sleeps until the condition holds, which is looked at whenever a rank has come or an epoch has ended."""
@@ -204,16 +224,17 @@ def row_kind(row: bytes) -> str:
     return _text(np.frombuffer(row, _RANK)[0], "kind")
 
 
-def _write(row: np.void, name: str, text: str) -> None:
-    size = _RANK[name].itemsize
+def _write(row: Any, name: str, text: str) -> None:
+    size = row.dtype[name].itemsize
     encoded = text.encode()[:size]
     row[name] = np.void(encoded.ljust(size, b"\0"))
     row[f"{name}_bytes"] = len(encoded)
 
 
-def _text(row: np.void, name: str) -> str:
+def _text(row: Any, name: str) -> str:
     count = int(row[f"{name}_bytes"])
     return row[name].tobytes()[:count].decode("utf-8", "ignore")
 
 
+assert _HEAD.itemsize + _WRITERS * _REASON.itemsize + MOST_RANKS * _RANK.itemsize <= BOARD_BYTES
 _COLUMNS = {Direction.OFFLOAD: "offloads", Direction.LOAD: "loads"}

@@ -70,6 +70,13 @@ def store_between_hosts(address: str, board: Board, rank: int) -> tuple[FindStor
     return lambda epoch: own, f"{address}:{port}"
 
 
+def forget_all_but(store: dist.Store, prefix: str) -> None:
+    """Deletes the keys of other epochs: once a group has formed, no rank reads them any more."""
+    for key in store.list_keys():
+        if not key.startswith(f"{prefix}/"):
+            store.delete_key(key)
+
+
 def _ended(work: Any) -> bool:
     """Waits for an exchange for a moment, and returns whether it has ended. Raises RuntimeError if it has failed."""
     try:
@@ -125,6 +132,11 @@ class Group:
         self._on_gpu = on_gpu
 
     @property
+    def _serves_store(self) -> bool:
+        """Whether this process has the store of all epochs, as rank 0 of several hosts does."""
+        return bool(self._address) and self._shard.rank == 0
+
+    @property
     def needs_abort(self) -> bool:
         """Whether only `abort` ends an exchange whose other ranks are gone, so that a thread must watch for that."""
         return self._on_gpu or bool(self._address)
@@ -136,7 +148,8 @@ class Group:
         with self._losing():
             store = self._find_store(epoch)
             store.set_timeout(self._forming)
-            prefixed = dist.PrefixStore(f"roster-{epoch}", store)
+            prefix = f"roster-{epoch}"
+            prefixed = dist.PrefixStore(prefix, store)
             make = self._nccl if self._on_gpu else self._gloo
             self._processes, self._store = make(prefixed), store
             self._has_formed = True
@@ -144,6 +157,8 @@ class Group:
                 raise RankLost(why)
             self.barrier()
             self._method("_set_default_timeout")(self._timeout)
+            if self._serves_store:
+                forget_all_but(store, prefix)
 
     def abort(self) -> None:
         """Gives the group up: closes its connections, so that the other ranks' exchanges raise RankLost.

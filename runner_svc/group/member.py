@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from runner_svc.group.board import Board
+from runner_svc.group.board import Board, of_rank
 from runner_svc.group.node import Node
 from runner_svc.group.plan_ring import PlanRing
 from runner_svc.group.shared_page import attach
@@ -79,7 +79,7 @@ class Member:
         processors = len(os.sched_getaffinity(0)) if num_processors is None else num_processors
         node = node or Node(shard.size)
         self.shard = shard
-        self.board = Board(memory, shard.size)
+        self.board = Board(memory, shard.size, of_rank(shard.rank))
         self.ring = PlanRing(
             memory,
             node.ring_place(shard.rank),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 
-BOARD_BYTES = 1 << 17
+BOARD_BYTES = 1 << 18
 RING_HEADER_BYTES = 1 << 12
 RING_BYTES = 1 << 22
 """Bytes of records that a rank may lag behind: several plans with the masks of all rows, thousands without."""

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -29,6 +29,8 @@ READY = b"r"
 """What the warm process says once, when it forks whatever is asked for at once."""
 PACKET_BYTES = 1 << 16
 """Most bytes of a rank's task."""
+_VARIABLE = "_ROSTER_WARM"
+"""Variable in which a launcher with threads passes a new program what it needs to be the warm process."""
 _LOOK_S = 0.0002
 
 # numpy.random draws the state of its global generator at import, which no code of a runner uses.
@@ -68,7 +70,7 @@ class Forking:
         os.dup2(nothing, 0)
         close_all_but({0, 1, 2, page, control.fileno()})
 
-    def run(self, settings: RunnerSettings, names: tuple[str, ...]) -> NoReturn:
+    def run(self, settings: RunnerSettings, names: Sequence[str]) -> NoReturn:
         """Serves until it is killed."""
         began_at = time.monotonic()
         prepare_environment()
@@ -134,6 +136,44 @@ class Forking:
             log.exception("a rank failed")
         finally:
             leave(status)
+
+
+def start_anew(command: Sequence[str], control: int, page: int, names: Sequence[str]) -> int:
+    """Starts a warm process as a new program, as a process with threads can't fork it; returns its process id.
+
+    `command`: starts this program with the same settings; it calls `fork_if_asked`. `control` and `page`: descriptors.
+    Raises OSError.
+    """
+    task = {"control": control, "page": page, "launcher": os.getpid(), "modules": list(names)}
+    environment = {**os.environ, _VARIABLE: json.dumps(task)}
+    kept = [(os.POSIX_SPAWN_DUP2, number, number) for number in (control, page)]  # without the flag that closes them
+    return os.posix_spawn(command[0], list(command), environment, file_actions=kept)
+
+
+def fork_if_asked(settings: RunnerSettings, serve: ServeRank) -> None:
+    """Serves as the warm process if `start_anew` has started this program, and does not return then."""
+    told = os.environ.pop(_VARIABLE, None)
+    if told is None:
+        return
+    task = json.loads(told)
+    become_warm(socket.socket(fileno=task["control"]), task["page"], task["launcher"], serve, settings, task["modules"])
+
+
+def become_warm(
+    control: socket.socket,
+    page: int,
+    launcher: int,
+    serve: ServeRank,
+    settings: RunnerSettings,
+    names: Sequence[str],
+) -> NoReturn:
+    """Serves as the warm process until it is killed."""
+    try:
+        Forking(control, page, launcher, serve).run(settings, names)
+    except BaseException:
+        log.exception("the warm process failed")
+    finally:
+        leave(1)
 
 
 def close_all_but(kept: set[int]) -> None:

@@ -16,15 +16,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 
 import structlog
 
 from runner_svc.group.member import Place
-from runner_svc.launch.forking import NEW, READY, UNFIT, Forking, ServeRank, leave, modules
+from runner_svc.launch.forking import READY, UNFIT, ServeRank, become_warm, modules, start_anew
 from runner_svc.launch.rank_child import ForkedRank, RankChild
+from runner_svc.launch.starting import UNUSABLE
 from runner_svc.settings.runner_settings import RunnerSettings
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -37,9 +38,11 @@ log = structlog.get_logger()
 class Warm:
     """The warm process as its launcher sees it."""
 
-    def __init__(self, settings: RunnerSettings, serve: ServeRank, page: int, on_gpus: bool) -> None:
-        """`page`: descriptor of the group's memory, which ranks inherit."""
-        self._settings, self._serve, self._page = settings, serve, page
+    def __init__(
+        self, settings: RunnerSettings, serve: ServeRank, page: int, on_gpus: bool, command: Sequence[str]
+    ) -> None:
+        """`page`: descriptor of the group's memory, which ranks inherit. `command`: starts this program."""
+        self._settings, self._serve, self._page, self._command = settings, serve, page, command
         self._modules = modules(settings, on_gpus)
         self._pid = 0
         self._descriptor = -1
@@ -76,34 +79,34 @@ class Warm:
         return self._is_ready
 
     def start(self) -> None:
-        """Forks the process from this one, if it does not run and can be. Sets `is_unfit` if this one has threads."""
+        """Starts the process, if it does not run and can be: as a fork, or as a new program once this one has threads,
+        whose locks may be held.
+        """
         if self._pid or self.is_unfit:
             return
-        if threading.active_count() > 1:  # their locks may be held
-            self.is_unfit = True
-            log.warning(NEW, reason="the launcher has threads, and can't start the warm process again")
-            return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        launcher = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
         self._started_at = time.monotonic()
         try:
-            self._pid = os.fork()
+            if threading.active_count() > 1:
+                self._pid = start_anew(self._command, theirs.fileno(), self._page, self._modules)
+            else:
+                self._pid = self._forked(theirs)
         except OSError as error:  # no memory, or too many processes: ranks live on, and it is tried again
-            log.warning("the warm process can't be forked", reason=error.strerror)
+            log.warning("the warm process can't be started", reason=error.strerror)
             ours.close()
             theirs.close()
             return
-        if not self._pid:
-            try:
-                Forking(theirs, self._page, launcher, self._serve).run(self._settings, self._modules)
-            except BaseException:
-                log.exception("the warm process failed")
-            finally:
-                leave(1)
         theirs.close()
         self._control, self._descriptor = ours, os.pidfd_open(self._pid)
+
+    def _forked(self, theirs: socket.socket) -> int:
+        launcher = os.getpid()
+        pid = os.fork()
+        if not pid:
+            become_warm(theirs, self._page, launcher, self._serve, self._settings, self._modules)
+        return pid
 
     def fork(self, settings: RunnerSettings, place: Place, environment: Mapping[str, str]) -> ForkedRank:
         """Has a rank forked, or takes the spare. It gets these variables besides those of this process.
@@ -147,7 +150,7 @@ class Warm:
             if not pid:
                 return
             self._forget()
-            self.is_unfit = os.waitstatus_to_exitcode(status) == UNFIT
+            self.is_unfit = os.waitstatus_to_exitcode(status) in (UNFIT, UNUSABLE)  # new programs say what is unusable
             if not self.is_unfit:
                 log.warning("the warm process has ended, and starts again", pid=pid)
         if time.monotonic() >= self._started_at + _AGAIN_S:

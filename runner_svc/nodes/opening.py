@@ -15,7 +15,7 @@ import zmq
 from roster_common.curve_keys import read_pair
 from roster_common.endpoints import is_loopback_host, split_address
 from roster_common.setting_sources import UnusableSettings
-from runner_svc.group.board import Board
+from runner_svc.group.board import OTHER_NODES, Board
 from runner_svc.group.node import Node
 from runner_svc.group.plan_ring import PlanRing
 from runner_svc.group.shared_page import attach
@@ -76,7 +76,8 @@ def link_of(
     def ring(given_up: Callable[[], str]) -> PlanRing:
         return PlanRing(memory, node.launchers_place, node.ring_places, given_up)
 
-    return (spoke if node.number else Hub)(Mirror(Board(memory, node.size), node), options, ring, keys)
+    board = Board(memory, node.size, OTHER_NODES)
+    return (spoke if node.number else Hub)(Mirror(board, node), options, ring, keys)
 
 
 def _check_reachable(endpoint: str, leader: str) -> None:

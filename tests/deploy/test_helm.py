@@ -115,6 +115,17 @@ def test_runners_reach_one_another_only_if_they_move_sequences(helm: Path, tmp_p
         assert all(peer == {"podSelector": {"matchLabels": labels}} for peer in peers)
 
 
+def test_a_group_of_ranks_has_its_gpus_and_shared_memory(helm: Path, tmp_path: Path) -> None:
+    values = {"model": "m", "image": {"registry": "r"}, "runner": {"gpus": 4, "settings": {"tensor_parallel": 4}}}
+    runner = objects(helm, values, tmp_path)["StatefulSet roster-runner"]
+    (own,) = runner["spec"]["template"]["spec"]["containers"]
+    assert own["resources"]["limits"]["nvidia.com/gpu"] == "4" and variables(runner)["ROSTER_TENSOR_PARALLEL"] == "4"
+    (mounted,) = [mount["name"] for mount in own["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+    assert {"name": mounted, "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}} in (
+        runner["spec"]["template"]["spec"]["volumes"]
+    )
+
+
 def test_settings_become_variables_that_the_services_read(helm: Path, tmp_path: Path) -> None:
     scheduler = {"policy": "fair", "tenant_limits": {"*": {"running": 32}}, "max_waiting_tokens": 2000000}
     values: dict[str, Any] = {

@@ -34,7 +34,7 @@ from tests.support.processes import RosterProcesses
 
 PATIENCE_S = 120.0
 ON_ITS_WAY_S = 0.3
-"""Tokens that arrive within this time of a scheduler's or rank's death are its own: the next one has not started."""
+"""Tokens that arrive within this time of a scheduler's death are its own: the next one has not started."""
 
 
 @dataclass(slots=True)
@@ -89,12 +89,12 @@ class Outcome:
     """Refusals of large requests while no large runner was connected; each request was sent once more."""
     troubles: Counter[str] = field(default_factory=Counter)
     """Number of failures of each kind."""
-    resumed_s: dict[str, list[float]] = field(default_factory=lambda: {"runner": [], "scheduler": [], "rank": []})
+    resumed_s: dict[str, list[float]] = field(default_factory=lambda: {"runner": [], "scheduler": []})
     """Seconds from a kill to the next token, for each stream that had tokens at that moment."""
-    pauses: list[tuple[float, float]] = field(default_factory=list)
-    """For each of these streams the time of the kill, and of the next token, on the monotonic clock."""
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    """For each two deltas of a stream that followed one another, the times of both, on the monotonic clock."""
     kills: list[tuple[float, str]] = field(default_factory=list)
-    """Time on the monotonic clock at which each runner, scheduler or rank was killed."""
+    """Time on the monotonic clock at which each runner or scheduler was killed."""
 
 
 class Load:
@@ -217,13 +217,14 @@ class Load:
     def _note(self, heard_s: float | None) -> float:
         """Records a delta; `heard_s` is the previous one's time. Measures from the first kill between the two."""
         now_s = time.monotonic()
+        if heard_s is not None:
+            self.outcome.gaps.append((heard_s, now_s))
         since = [kill for kill in self.outcome.kills if heard_s is not None and kill[0] >= heard_s]
         if since and heard_s is not None:
             at_s, name = since[0]
             if name != "runner" and now_s - at_s < ON_ITS_WAY_S:
                 return heard_s
             self.outcome.resumed_s[name].append(now_s - at_s)
-            self.outcome.pauses.append((at_s, now_s))
         return now_s
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,23 +24,35 @@ class Line:
 
 
 class RankLog:
-    """Reads the log of a runner that a launcher supervises."""
+    """Reads the log of a runner that a launcher supervises, each line once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._read = 0
+        self._lines: dict[str, list[Line]] = {}
+        self._lock = threading.Lock()
 
     def lines(self, event: str) -> list[Line]:
         """Returns the lines of an event, in order."""
-        found = []
-        for text in _COLOURS.sub("", self._path.read_text(errors="replace")).splitlines():
+        with self._lock:
+            self._take()
+            return list(self._lines.get(event, ()))
+
+    def _take(self) -> None:
+        """Reads what was written since."""
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for text in _COLOURS.sub("", whole.decode(errors="replace")).splitlines():
             when, _, rest = text.partition(" ")
             told = re.match(r"\[\w+\s*\] (.*?)\s*(?:\s\w+=|$)", rest.strip())
-            if told is None or told[1] != event:
+            if told is None:
                 continue
             at_s = datetime.fromisoformat(when.replace("Z", "+00:00")).timestamp()
             fields = {name: value.strip("'") for name, value in _FIELD.findall(rest)}
-            found.append(Line(at_s, event, fields))
-        return found
+            self._lines.setdefault(told[1], []).append(Line(at_s, told[1], fields))
 
     @property
     def epoch(self) -> int:

@@ -4,7 +4,7 @@
 
 starts it. Rank N appends "PID EPOCH" to FOLDER/rank-N whenever its group is complete. Files in FOLDER tell a rank what
 to do: `exit-N` has its status, `stay-N` has it stay in an epoch that was given up, and `explain-N` has its reason.
-`unfit` is the reason for which no rank can be forked.
+`unfit` is the reason for which no rank can be forked. `threads` has the launcher run a thread, as with other nodes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,15 @@ def main(folder: Path, arguments: list[str]) -> int:
     told = folder / "unfit"
     forking.unfit = lambda: told.read_text() if told.exists() else ""
     command = [sys.executable, "-m", "tests.support.scripted_ranks", str(folder), *arguments]
-    return Launcher(settings, command, lambda settings, place: _rank(folder, place)).run()
+
+    def serve(settings: RunnerSettings, place: Place) -> int:
+        return _rank(folder, place)
+
+    forking.fork_if_asked(settings, serve)
+    launcher = Launcher(settings, command, serve)
+    if (folder / "threads").exists():
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    return launcher.run()
 
 
 def _rank(folder: Path, place: Place) -> int:

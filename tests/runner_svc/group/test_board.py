@@ -6,9 +6,11 @@ import os
 import random
 import threading
 import time
+from typing import Any
 
 import pytest
 
+from runner_svc.group import board
 from runner_svc.group.board import DIGESTS_KEPT, Board
 from runner_svc.group.member import VARIABLE, Member, Place
 from runner_svc.group.shared_page import MOST_RANKS, attach, create
@@ -71,6 +73,42 @@ def test_a_guess_counts_if_nobody_knows_better(members: list[Member]) -> None:
     gathered(members)
     assert members[2].learn_why("the connection broke") == "the connection broke"
     assert members[0].lost == "the connection broke"
+
+
+def test_who_comes_too_late_takes_no_epoch_back(members: list[Member], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 2 is paused between its look at the epoch and its word."""
+    late, told = members[2].board, board._write
+
+    def paused(*arguments: Any) -> None:
+        monkeypatch.setattr(board, "_write", told)
+        for epoch in (1, 2, 3):
+            members[0].board.give_up(epoch, f"the {epoch}th")
+        told(*arguments)
+
+    monkeypatch.setattr(board, "_write", paused)
+    late.give_up(1, "rank 2's reason")
+    assert late.given_up == 3 and [late.why_given_up(epoch) for epoch in (3, 4)] == ["the 3th", ""]
+
+
+def test_of_two_reasons_at_once_each_is_whole_and_the_launchers_counts(
+    members: list[Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = create()
+    memory = attach(page)
+    os.close(page)
+    launcher, rank = Board(memory, SIZE), Board(memory, SIZE, board.of_rank(1))
+    told = board._write
+
+    def first(*arguments: Any) -> None:
+        monkeypatch.setattr(board, "_write", told)
+        launcher.give_up(1, "rank 0 was ended by signal 9")
+        told(*arguments)
+
+    monkeypatch.setattr(board, "_write", first)
+    rank.give_up(1, "x" * 200)
+    assert rank.why_given_up(1) == launcher.why_given_up(1) == "rank 0 was ended by signal 9"
+    rank.start(1)  # a new process: what the former one gave up stays so
+    assert rank.given_up == 1
 
 
 def test_long_texts_are_cut_and_a_new_process_has_none(members: list[Member]) -> None:

@@ -107,6 +107,8 @@ def test_ranks_of_several_hosts_find_one_another_at_rank_0s_store() -> None:
         together(3, lambda shard: groups[shard.rank].form(epoch))  # noqa: B023
     first, *others = together(3, lambda shard: of_each(groups[shard.rank]))
     assert others == [first] * 2 and first["least"] == [[8]]
+    kept = groups[0]._store.list_keys()  # type: ignore[union-attr]
+    assert kept and all(key.startswith("roster-2/") for key in kept)
 
 
 def test_an_exchange_with_a_host_that_is_gone_is_cut_short() -> None:

@@ -182,6 +182,26 @@ def test_ranks_live_on_without_the_process_that_forks_them(launched: Launched) -
     assert {psutil.Process(pid).ppid() for pid in new} == {launched.process.pid}
 
 
+def test_a_launcher_with_threads_starts_that_process_as_a_new_program(tmp_path: Path) -> None:
+    (tmp_path / "threads").touch()
+    launched = Launched(tmp_path, size=2)
+    try:
+        pids = launched.await_epoch(1)
+        launched.wait(lambda: len(launched.others()) == 2)
+        for other in launched.others():
+            other.kill()
+        launched.wait(lambda: bool(launched.log.lines("the warm process has ended, and starts again")))
+        os.kill(pids[1], signal.SIGKILL)
+        new = launched.await_epoch(2)
+        assert new[0] == pids[0] and psutil.Process(new[1]).ppid() == launched.process.pid
+        assert not launched.log.lines("ranks are started as new processes, as none can be forked")
+        # a new program that is no rank: the warm process, of which the rank is a fork
+        assert any("_ROSTER_WARM" in other.environ() for other in launched.others())
+        assert "_ROSTER_RANK" not in psutil.Process(new[1]).environ()
+    finally:
+        launched.kill()
+
+
 def test_the_process_that_forks_is_no_orphan(launched: Launched) -> None:
     launched.wait(lambda: len(launched.others()) == 2)
     others = launched.others()

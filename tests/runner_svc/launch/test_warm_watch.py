@@ -111,7 +111,7 @@ def test_a_warm_process_that_cannot_be_forked_is_tried_again_and_ends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(warm.ctypes, "CDLL", lambda name: SimpleNamespace(prctl=lambda *words: 0))
-    made = warm.Warm(RunnerSettings.model_validate({"device": "hash"}), lambda settings, place: 0, 0, on_gpus=False)
+    made = warm.Warm(RunnerSettings.model_validate({"device": "hash"}), lambda settings, place: 0, 0, False, [])
     monkeypatch.setattr(warm.threading, "active_count", lambda: 1)
     monkeypatch.setattr(warm.os, "fork", failing)
     made.start()
