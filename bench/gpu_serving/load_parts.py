@@ -20,7 +20,7 @@ def percentiles(values: Sequence[float] | NDArray[np.float64]) -> dict[str, floa
 def load_parts_ms(steps: StepRecord, requests: Sequence[tuple[int, int]]) -> dict[str, float]:
     """Returns the medians of the parts of requests that are each alone, given as (sent, first token) in ns.
 
-    Such a request's first plan has no rows and starts the copy, whose end its result tells; the next one computes.
+    Such a request's first plan has no rows and starts the copy, whose end its result reports; the next one computes.
     """
     parts = []
     for begin, end in requests:

@@ -3,7 +3,7 @@
 An epoch is one forming of the group. It begins when every rank is ready for it, and ends when any rank or the launcher
 gives it up; the next one is the number after. Each value has one writer at a time and is one aligned machine word, so
 that no reader sees half of it. So each of those that may give an epoch up has a word of its own for that: two that do
-so at once overwrite nothing of one another, and one that comes too late ends no later epoch, and begins none anew.
+so at once overwrite nothing of one another, and one that comes too late ends no later epoch, and begins none again.
 
 With several hosts each has a board, on which its launcher shows what the ranks of the others have noted on theirs.
 """
@@ -64,7 +64,7 @@ class Board:
     """The board as one process sees it. `given_up` and `ready` may be waited for; the rest is only looked at."""
 
     def __init__(self, memory: mmap.mmap, size: int, writer: int = LAUNCHER) -> None:
-        """`size`: number of ranks. `writer`: who gives epochs up here: `LAUNCHER`, `OTHER_NODES` or `of_rank`."""
+        """`size`: number of ranks. `writer`: which word gives epochs up: `LAUNCHER`, `OTHER_NODES` or `of_rank`."""
         self.size, self._writer = size, writer
         if size > MOST_RANKS:
             raise ValueError(f"{size} ranks have no room on the board")

@@ -155,7 +155,7 @@ class Tiers:
             self.host.forget(name)
 
     def purge(self, names: Iterable[bytes]) -> None:
-        """Removes them for good: the next plan tells the runner. The caller has it woken."""
+        """Removes them for good: the next plan has the runner forget them too. The caller has it woken."""
         self.host.purge(names)
 
     def flush(self) -> None:
