@@ -100,6 +100,8 @@ CASES = [
     Case("llama-3.1-8b", {}, length=2300, slots=64, on_load=OnLoad("fp8"), cache_dtype=FP8),
     Case("llama-3.1-8b", SMOLLM2, slots=64),
     Case("llama-3.1-8b", SMOLLM2, slots=64, cache_dtype=FP8),
+    Case("llama-3.1-8b", SMOLLM2, slots=64, on_load=OnLoad("fp8")),
+    Case("llama-3.1-8b", SMOLLM2, slots=64, on_load=OnLoad("fp8"), cache_dtype=FP8),
 ]
 _MOST_WATCHED = 16
 _LEAST_COMPARED = 10_000
