@@ -57,9 +57,10 @@ class Passes:
         blocks = num_slots * context // block_size
         where = decoder.device
         self.cache = KVCache(decoder.config, blocks, block_size, cache_dtype, where)
-        self.cache.data.view(torch.uint8).fill_(0x7F if cache_dtype.itemsize == 1 else 0xFF)  # NaN
+        self._forget(slice(None))
         order = 1 + torch.randperm(blocks, generator=random, dtype=torch.int32)
         self.tables = order.view(num_slots, -1).to(where)
+        self._own = self.tables.clone()
         vocab = decoder.config.vocab_size
         self.tokens = torch.randint(vocab, (num_slots, context), generator=random, dtype=torch.int32).to(where)
         with device.stream():
@@ -71,7 +72,18 @@ class Passes:
         """Gives `slot` the tokens of `other`, and its blocks of the first `positions`."""
         self.tokens[slot] = self.tokens[other]
         count = positions // self.cache.block_size
+        self.tables[slot] = self._own[slot]
         self.tables[slot, :count] = self.tables[other, :count]
+
+    def renew(self, slot: int, spare: int) -> None:
+        """Gives `slot` the blocks of `spare`, which gets its own; what either had cached is gone."""
+        self._own[[slot, spare]] = self._own[[spare, slot]]
+        self.tables[[slot, spare]] = self._own[[slot, spare]]
+        self._forget(self.tables[[slot, spare]].flatten().long())
+
+    def _forget(self, blocks: Tensor | slice) -> None:
+        bytes_of = self.cache.data.view(torch.uint8)
+        bytes_of[:, :, blocks] = 0x7F if self.cache.data.itemsize == 1 else 0xFF  # NaN
 
     def mixed(self, parts: Sequence[Part], *, padded: int = 0, captured: bool = False) -> list[Tensor]:
         """Computes a pass in which parts of one position decode; returns each part's logits, float32 [count, vocab].
