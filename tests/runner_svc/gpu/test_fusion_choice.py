@@ -16,7 +16,7 @@ PLAIN, FUSED = Fusions(), Fusions(Adding.PRODUCTS, Activating.PRODUCT)
 )
 def test_timed_sizes_are_within_those_of_steps(max_step_tokens: int, sizes: list[int]) -> None:
     assert timed_positions(max_step_tokens) == sizes
-    with_experts = [size for size in (64, 256, 1024, 4096) if size <= max_step_tokens] or sizes
+    with_experts = [size for size in (64, 256, 1024, 2048, 4096) if size <= max_step_tokens] or sizes
     assert timed_positions(max_step_tokens, has_experts=True) == with_experts
 
 
