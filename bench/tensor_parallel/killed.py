@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="of the shape, to try the command")
     parser.add_argument("--all-reduce", choices=(ONE_SHOT, NCCL), default=NCCL)
     parser.add_argument("--device", choices=("cuda", "hash"), default="cuda", help="hash: to try the command on a CPU")
-    parser.add_argument("--fork-ranks", choices=("auto", "on", "off"), default="auto", help="as of roster-runner")
+    parser.add_argument("--fork-ranks", choices=("on", "off"), default="on", help="as of roster-runner")
     parser.add_argument("--kv-tokens", type=int, help="of each rank's pool (default: all that fit)")
     parser.add_argument("--rate", type=float, default=4.0, help="requests a second (default: 4)")
     parser.add_argument("--seconds", type=float, default=90.0, help="of arrivals (default: 90)")

@@ -5,7 +5,7 @@ earlier epoch wrote there is never read. A rank that dies closes its connections
 raise RankLost and give the group up, which closes theirs, and so on until every rank knows. Processes, weights and
 kernels stay: only the group is new.
 
-CPUs use gloo, GPUs NCCL. NCCL's part was not run on several GPUs. Its watchdog must leave errors to the ranks, so
+CPUs use gloo, GPUs NCCL, whose part was run by one rank only. Its watchdog must leave errors to the ranks, so
 `runner_svc.group.member.prepare_environment` is called before torch is imported.
 
 The objects of `torch._C._distributed_c10d` are used directly, without the one default group of a process: so tests form

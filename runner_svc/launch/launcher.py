@@ -75,7 +75,7 @@ class Launcher:
         self._page = create()
         self._board = Board(attach(self._page), self._size)
         on_gpus = settings.device in ("auto", "cuda") and has_gpus()
-        forks = settings.fork_ranks == "on" or (settings.fork_ranks == "auto" and not on_gpus)
+        forks = settings.fork_ranks == "on"
         self._warm = Warm(settings, serve, self._page, on_gpus, self._command) if forks else None
         if self._warm is not None:
             self._warm.start()  # before this process has threads

@@ -229,11 +229,11 @@ class RunnerSettings(ServiceSettings):
         description="Seconds without a heartbeat after which a rank is killed and started again.",
         json_schema_extra=tuning("processes of this machine stall for longer than this"),
     )
-    fork_ranks: Literal["auto", "on", "off"] = Field(
-        "auto",
+    fork_ranks: Literal["on", "off"] = Field(
+        "on",
         description="Whether ranks are forked from a process that has imported torch, instead of importing it "
-        "themselves: a lost rank is back sooner. auto: not where a GPU is, with which it was not measured yet.",
-        json_schema_extra=tuning("a library that ranks import can't be forked, or a lost rank on a GPU takes too long"),
+        "themselves: a lost rank is back sooner. Where none can be forked, ranks import it whatever is set.",
+        json_schema_extra=tuning("a library that ranks import can't be forked"),
     )
     nnodes: int = Field(
         1,

@@ -76,6 +76,23 @@ def test_a_warm_process_that_does_not_fork_is_ended(is_ready: bool, after_s: flo
     assert seconds > after_s - 1
 
 
+@pytest.mark.parametrize(("asked", "forked"), [({}, [True]), ({"fork_ranks": "off"}, [])])
+def test_ranks_on_gpus_are_forked_too(
+    asked: dict[str, str], forked: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_gpus: list[bool] = []
+
+    def made(settings: RunnerSettings, serve: Any, page: int, gpus: bool, command: list[str]) -> FakeWarm:
+        on_gpus.append(gpus)
+        return FakeWarm()
+
+    monkeypatch.setattr(FakeWarm, "start", lambda warm: None, raising=False)
+    monkeypatch.setattr(launcher, "Warm", made)
+    monkeypatch.setattr(launcher, "has_gpus", lambda: True)
+    launcher.Launcher(RunnerSettings.model_validate({"device": "cuda", "tensor_parallel": 2, **asked}))
+    assert on_gpus == forked
+
+
 def test_a_warm_process_says_that_it_forks_at_once() -> None:
     made: Any = warm.Warm.__new__(warm.Warm)
     made._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
