@@ -54,8 +54,8 @@ class CanonicalDecoder(CudaDecoder):
         self._padded_head = _padded(self.head.matrix)
         if not has_order(config) or not all(products.fits(matrix) for matrix in self.matrices):
             raise ValueError(
-                "canonical products need matrices whose columns are a multiple of 64 and whose rows (experts of a router, "
-                "too) are a multiple of 8, plain or in FP8"
+                "canonical products need matrices whose columns are a multiple of 64 and whose rows (experts of a "
+                "router, too) are a multiple of 8, plain or in FP8"
             )
         self._products = products
         self.workspace.gate_up = torch.empty(0, dtype=self.dtype, device=self.device)  # no pass uses it
