@@ -223,104 +223,40 @@ class CudaDecoder:
 
         `fusions` is one of `self.fusions`. `mlps` and `linears` replace the layers' own.
         """
-        self.attend_all(stream, inputs, cache, attention, fusions, mlps, linears)
-        return self._finish(stream, inputs.tokens.shape[0], fusions, None, mlps, linears)
-
-    def attend_all(
-        self,
-        stream: int,
-        inputs: DeviceInputs,
-        cache: KVCache,
-        attention: StepAttention,
-        fusions: Fusions,
-        mlps: Sequence[CudaMlp] | None = None,
-        linears: LayerLinears | None = None,
-    ) -> None:
-        """Does the work of `forward` up to the last layer's attention; what is behind it may be for few rows."""
         num_tokens = inputs.tokens.shape[0]
         space, hidden = self.workspace, self.hidden(num_tokens, fusions.adding)
-        out, qkv, attended = space.normed[:num_tokens], space.qkv[:num_tokens], space.attended[:num_tokens]
+        qkv, attended = space.qkv[:num_tokens], space.attended[:num_tokens]
         self._embed(stream, inputs, hidden.residual)
+        last_post_norm: Tensor | None = None
         is_normed = False
         linears = linears or (self._split_linears if fusions.splitting else self._linears)
         for index, (layer, mlp) in enumerate(zip(self.layers, mlps or linears.mlps, strict=True)):
-            takes = linears.qkv[index].takes(num_tokens) if not self.config.layers[index].parallel else None
-            normed: Rows = out
+            parallel, out = self.config.layers[index].parallel, space.normed[:num_tokens]
+            takes = linears.qkv[index].takes(num_tokens) if not parallel else None
             if index == 0:
                 normed = self._norms.first(stream, hidden, layer.attention_norm, out, takes)
             elif not is_normed:
-                post_norm = self.layers[index - 1].mlp_post_norm
-                normed = self._norms.add(stream, hidden, post_norm, layer.attention_norm, out, takes)
+                normed = self._norms.add(stream, hidden, last_post_norm, layer.attention_norm, out, takes)
             self.tap(index, hidden.residual)
             sums = self._qkv_sums(stream, index, linears.qkv[index], normed, qkv)
             self.attend(stream, index, sums, inputs, cache, attention, attended)
-            if index + 1 < len(self.layers):
-                output = linears.output[index]
-                is_normed = self._follow(stream, index, mlp, output, normed, attended, hidden, fusions.activating)
-
-    def finish(self, stream: int, num_tokens: int, fusions: Fusions, rows: Tensor | None = None) -> Hidden:
-        """Does what is left of `forward` after `attend_all`, for all positions, or those at `rows`, int32 [L], alone.
-
-        Returns the input of `logits`; that of L rows is a copy but for its last product.
-        """
-        return self._finish(stream, num_tokens, fusions, rows)
-
-    def _finish(
-        self,
-        stream: int,
-        num_tokens: int,
-        fusions: Fusions,
-        rows: Tensor | None,
-        mlps: Sequence[CudaMlp] | None = None,
-        linears: LayerLinears | None = None,
-    ) -> Hidden:
-        space, index = self.workspace, len(self.layers) - 1
-        hidden, attended = self.hidden(num_tokens, fusions.adding), space.attended[:num_tokens]
-        # What `normed` was at the last layer's start, which is read again if its MLP is beside its attention.
-        normed = hidden.residual if self.layers[index].attention_norm is None else space.normed[:num_tokens]
-        splits = fusions.splitting
-        if rows is not None:
-            few = self.hidden(len(rows), fusions.adding)
-            few.residual = hidden.residual.index_select(0, rows)
-            if self.config.layers[index].parallel:
-                normed = normed.index_select(0, rows)
-            hidden, attended = few, attended.index_select(0, rows)
-            splits = splits and self.splits(len(rows))
-        linears = linears or (self._split_linears if splits else self._linears)
-        mlp, output = (mlps or linears.mlps)[index], linears.output[index]
-        self._follow(stream, index, mlp, output, normed, attended, hidden, fusions.activating)
+            if parallel:
+                hidden.add_now(stream, attended, linears.output[index])
+            else:
+                takes = mlp.takes(num_tokens)
+                hidden.leaves_sums = self._norms.takes_sums(layer.attention_post_norm, layer.mlp_norm, takes)
+                hidden.add(stream, attended, linears.output[index])
+                is_normed = self._enter_experts_and_norm(stream, index, mlp, hidden, out, fusions.activating)
+                if is_normed:
+                    normed = out
+                    continue
+                normed = self._norms.add(stream, hidden, layer.attention_post_norm, layer.mlp_norm, out, takes)
+            hidden.leaves_sums = self._next_norm_takes_sums(index, num_tokens)
+            is_normed = self._add_experts_and_norm(stream, index, mlp, normed, hidden, fusions.activating)
+            if not is_normed:
+                mlp(stream, normed, hidden, fusions.activating)
+            last_post_norm = layer.mlp_post_norm
         return hidden
-
-    def _follow(
-        self,
-        stream: int,
-        index: int,
-        mlp: CudaMlp,
-        output: CudaLinear,
-        normed: Rows,
-        attended: Tensor,
-        hidden: Hidden,
-        activating: Activating,
-    ) -> bool:
-        """Adds what follows a layer's attention; returns whether the next layer's norm is done too.
-
-        `normed` is the layer's input after its norm; the next layer's will be in the workspace.
-        """
-        layer, num_rows = self.layers[index], len(attended)
-        if self.config.layers[index].parallel:
-            hidden.add_now(stream, attended, output)
-        else:
-            takes, out = mlp.takes(num_rows), self.workspace.normed[:num_rows]
-            hidden.leaves_sums = self._norms.takes_sums(layer.attention_post_norm, layer.mlp_norm, takes)
-            hidden.add(stream, attended, output)
-            if self._enter_experts_and_norm(stream, index, mlp, hidden, out, activating):
-                return True
-            normed = self._norms.add(stream, hidden, layer.attention_post_norm, layer.mlp_norm, out, takes)
-        hidden.leaves_sums = self._next_norm_takes_sums(index, num_rows)
-        if self._add_experts_and_norm(stream, index, mlp, normed, hidden, activating):
-            return True
-        mlp(stream, normed, hidden, activating)
-        return False
 
     def _add_experts_and_norm(
         self, stream: int, index: int, mlp: CudaMlp, normed: Rows, hidden: Hidden, activating: Activating

@@ -141,7 +141,6 @@ def capture_mixed_steps(
     steps.packed.zero_()
     # Launches that allocate, as those of FP8, then find memory for all sizes: cached memory is not freed in a capture.
     run(graphs.sizes[-1])
-    steps.finish_any(device.current_stream())
     if known is not None:
         graphs.sizes = list(known.sizes)
         graphs.capture_small(run, device.capture, lambda launch, replay: True, progress)

@@ -5,9 +5,8 @@
 | decode | one position each, all sampled | a bucket of rows |
 | mixed | any; rows of one position attend as decode rows, others as prompts | a bucket of positions, or not padded |
 
-Grids depend only on the bucket, so padded passes can be captured: whole decode passes, and mixed passes up to the last
-layer's attention. What is behind that is launched for the rows that sample alone, whose number varies: it is for all
-positions only where prompts are scored, or a drafter reads them.
+Grids depend only on the bucket, so padded passes can be captured: whole decode passes, and mixed passes without the LM
+head, whose number of rows varies.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from runner_svc.decoder.skinny_decoder import FewRowLinears, SkinnyDecoder, matr
 from runner_svc.decoder.step_rotations import StepRows
 from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.gpu.fusion_choice import FusionChoice
-from runner_svc.gpu.graphs import Variant, bucket_sizes
+from runner_svc.gpu.graphs import Variant
 from runner_svc.gpu.step_buffers import PackedRows, PackedStep, StepLayout
 from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
 from runner_svc.interface.device import Replay
@@ -72,15 +71,10 @@ class MixedStep:
 
     rows: PackedRows
     shape: MixedShape
-    scores: bool
-    """Whether log-probabilities of prompts are wanted."""
 
 
 class CudaSteps:
     """Packs and launches forward passes; `packed` is the step's input on the device, `logits` its output."""
-
-    _keeps_all = False
-    """Whether a drafter reads the hidden states of all positions of mixed steps."""
 
     def __init__(
         self,
@@ -208,50 +202,30 @@ class CudaSteps:
             shape.decode_rows,
             shape.prefill_words,
         )
-        return MixedStep(rows, shape, batch.scores)
+        return MixedStep(rows, shape)
 
-    def run_mixed(self, stream: int, step: MixedStep, replay: Replay | None = None) -> Hidden | None:
+    def run_mixed(self, stream: int, step: MixedStep, replay: Replay | None = None) -> Hidden:
         """Launches the pass that `packed` describes; fills one row of `logits` per sampling row.
 
-        `replay` replays the captured `forward_mixed` of the step's bucket. Returns the hidden states of all positions
-        if they are wanted.
+        `replay` replays the captured `forward_mixed` of the step's bucket.
         """
         if replay is None:
             self._forward_mixed(stream, step.shape)
         else:
             replay()
-        shape, num_sampled = step.shape, len(step.rows.sample_rows)
-        if not step.scores and not self._keeps_all:
-            self._finish_sampled(stream, num_sampled, shape)
-            return None
-        hidden = self._decoder.finish(stream, shape.num_tokens, shape.fusions)
+        hidden = self._decoder.hidden(step.shape.num_tokens, step.shape.fusions.adding)
+        num_sampled = len(step.rows.sample_rows)
         if num_sampled:
             last_positions = self._section(self.layout.last_positions, num_sampled)
             self._sampled_logits(stream, hidden.select(last_positions), self.logits[:num_sampled])
         return hidden
-
-    def _finish_sampled(self, stream: int, num_sampled: int, shape: MixedShape) -> None:
-        if num_sampled:
-            last_positions = self._section(self.layout.last_positions, num_sampled)
-            hidden = self._decoder.finish(stream, shape.num_tokens, shape.fusions, last_positions)
-            self._sampled_logits(stream, hidden, self.logits[:num_sampled])
-
-    def finish_any(self, stream: int) -> None:
-        """Launches the ends of mixed steps with any number of sampling rows, so that no later one waits for a kernel.
-
-        Overwrites `packed` and `logits`.
-        """
-        self.packed.zero_()
-        most = self._inputs.shape[1]
-        for size in bucket_sizes(min(self.num_slots, most)):
-            self._finish_sampled(stream, size, self._captured_shape(most))
 
     def _sampled_logits(self, stream: int, hidden: Hidden, out: Tensor) -> None:
         """Fills the logits of a mixed step's sampling rows, from a copy of their hidden states."""
         self._decoder.logits(stream, hidden, out)
 
     def forward_mixed(self, stream: int, bucket: int, fusions: Fusions | None = None) -> None:
-        """Launches a mixed step of up to `bucket` positions up to its last attention; `fusions` None: the fastest."""
+        """Launches the layers of a mixed step of up to `bucket` positions; `fusions` None: the fastest measured."""
         shape = self._captured_shape(bucket)
         self._forward_mixed(stream, replace(shape, fusions=fusions) if fusions is not None else shape)
 
@@ -295,7 +269,7 @@ class CudaSteps:
 
     def _forward_mixed(self, stream: int, shape: MixedShape) -> None:
         inputs = self._gathered(stream, shape.num_rows, shape.num_tokens)
-        self._decoder.attend_all(stream, inputs, self.cache, self._mixed_attention(shape), shape.fusions)
+        self._decoder.forward(stream, inputs, self.cache, self._mixed_attention(shape), shape.fusions)
 
     def _mixed_attention(self, shape: MixedShape) -> StepAttention:
         plan = self._plan_address()

@@ -68,11 +68,6 @@ class StepBatch:
         """int32 [R]: `ends`; its upper bound for a row whose start only the backend knows."""
         return (self.highest if len(self.highest) else self.starts) + self.counts
 
-    @property
-    def scores(self) -> bool:
-        """Whether a position's logits score the next prompt token."""
-        return any(state.prompt_logprobs is not None and self.num_scored(row) for row, state in enumerate(self.states))
-
     def num_scored(self, row: int) -> int:
         """Returns the number of leading positions whose logits score the next prompt token; 0 if not requested."""
         if self.states[row].prompt_logprobs is None or self.starts[row] < 0:  # such a row is beyond its prompt

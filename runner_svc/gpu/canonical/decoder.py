@@ -95,7 +95,7 @@ class CanonicalDecoder(CudaDecoder):
         """One: products add and activate as their order says."""
         return [Fusions()]
 
-    def attend_all(
+    def forward(
         self,
         stream: int,
         inputs: DeviceInputs,
@@ -104,49 +104,31 @@ class CanonicalDecoder(CudaDecoder):
         fusions: Fusions,
         mlps: Sequence[CudaMlp] | None = None,
         linears: LayerLinears | None = None,
-    ) -> None:
-        """Does the work of `forward` up to the last layer's attention."""
-        space, num_tokens = self.workspace, inputs.tokens.shape[0]
-        residual, attended, qkv = (each[:num_tokens] for each in (space.residual, space.attended, space.qkv))
-        for index, layer in enumerate(self.layers):
-            if index == 0:
-                assert layer.attention_norm is not None
-                x = self._embedded(stream, inputs.tokens, layer.attention_norm, residual, space.normed[:num_tokens])
-            self._products.store(stream, x, layer.qkv.matrix, qkv, layer.qkv.bias)
-            self.attend(stream, index, Sums(qkv), inputs, cache, attention, attended)
-            if index + 1 < len(self.layers):
-                x = self._followed(stream, index, attended, residual)
-
-    def _finish(
-        self,
-        stream: int,
-        num_tokens: int,
-        fusions: Fusions,
-        rows: Tensor | None,
-        mlps: Sequence[CudaMlp] | None = None,
-        linears: LayerLinears | None = None,
     ) -> Hidden:
-        residual, attended = self.workspace.residual[:num_tokens], self.workspace.attended[:num_tokens]
-        if rows is not None:
-            residual, attended = residual.index_select(0, rows), attended.index_select(0, rows)
-        self._followed(stream, len(self.layers) - 1, attended, residual)
-        return Hidden(residual, None)
-
-    def _followed(self, stream: int, index: int, attended: Tensor, residual: Tensor) -> NormedRows:
-        """Adds what follows a layer's attention; returns the next layer's input, in the workspace."""
-        products, space, layer, num_rows = self._products, self.workspace, self.layers[index], len(attended)
-        normed = space.normed[:num_rows]
-        following = self.layers[index + 1].attention_norm if index + 1 < len(self.layers) else self.norm_weight
-        assert layer.mlp_norm is not None and following is not None
-        x = self._added(stream, NormedRows(attended, None), layer.output, residual, layer.mlp_norm, normed)
-        experts = self._experts[index]
-        if experts is not None:
-            self._add_experts(stream, x, experts, residual)
-            return products.take(stream, residual, None, following, None, normed)
-        assert isinstance(layer.mlp, MlpWeights)
-        gate_up, down = layer.mlp.gate_up, layer.mlp.down
-        x = products.gated(stream, x, gate_up.matrix, space.activated[:num_rows], gate_up.bias)
-        return self._added(stream, x, down, residual, following, normed)
+        """Writes the KV of all positions; returns the input of `logits`, valid until the next forward pass."""
+        products, space, num_tokens = self._products, self.workspace, inputs.tokens.shape[0]
+        residual, normed = space.residual[:num_tokens], space.normed[:num_tokens]
+        attended, activated = space.attended[:num_tokens], space.activated[:num_tokens]
+        qkv = space.qkv[:num_tokens]
+        firsts = [layer.attention_norm for layer in self.layers]
+        for index, layer in enumerate(self.layers):
+            first, second = firsts[index], layer.mlp_norm
+            following = firsts[index + 1] if index + 1 < len(firsts) else self.norm_weight
+            assert first is not None and second is not None and following is not None
+            if index == 0:
+                x = self._embedded(stream, inputs.tokens, first, residual, normed)
+            products.store(stream, x, layer.qkv.matrix, qkv, layer.qkv.bias)
+            self.attend(stream, index, Sums(qkv), inputs, cache, attention, attended)
+            x = self._added(stream, NormedRows(attended, None), layer.output, residual, second, normed)
+            experts = self._experts[index]
+            if experts is not None:
+                self._add_experts(stream, x, experts, residual)
+                x = products.take(stream, residual, None, following, None, normed)
+            elif isinstance(layer.mlp, MlpWeights):
+                gate_up, down = layer.mlp.gate_up, layer.mlp.down
+                x = products.gated(stream, x, gate_up.matrix, activated, gate_up.bias)
+                x = self._added(stream, x, down, residual, following, normed)
+        return self.hidden(num_tokens, fusions.adding)
 
     def _embedded(self, stream: int, tokens: Tensor, norm: Tensor, residual: Tensor, normed: Tensor) -> NormedRows:
         """Fills `residual` with embeddings; returns the input of the first product, in `normed`."""

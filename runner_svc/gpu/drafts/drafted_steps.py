@@ -108,7 +108,7 @@ class DraftedSteps(CudaSteps):
             shape.decode_rows,
             shape.prefill_words,
         )
-        return MixedStep(replace(rows, unknown=bool((batch.starts < 0).any())), shape, batch.scores)
+        return MixedStep(replace(rows, unknown=bool((batch.starts < 0).any())), shape)
 
     def verify_variants(self, stream: Callable[[], int], shape: VerifyShape) -> list[Variant]:
         """Returns the ways to launch the pass that `packed` describes; each fills the rows of `logits`."""
@@ -179,7 +179,7 @@ class DraftedSteps(CudaSteps):
 
     def _forward_mixed(self, stream: int, shape: MixedShape) -> None:
         inputs = self._placed(stream, self.rows_on_device(shape.num_rows), None, shape.num_tokens)
-        self._decoder.attend_all(stream, inputs, self.cache, self._mixed_attention(shape), shape.fusions)
+        self._decoder.forward(stream, inputs, self.cache, self._mixed_attention(shape), shape.fusions)
 
     def _placed(self, stream: int, rows: DraftRows, proposals: Tensor | None, num_tokens: int) -> DeviceInputs:
         tokens, positions, slot_mapping = self._inputs[:, :num_tokens].unbind()

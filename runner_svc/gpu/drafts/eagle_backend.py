@@ -36,8 +36,6 @@ from runner_svc.model.config import ModelConfig
 class EagleSteps(PlannedSteps[EagleDraft]):
     """Passes that keep what EAGLE's layer reads, and verify what it has drafted."""
 
-    _keeps_all = True
-
     def __init__(self, taps: tuple[int, ...], draft: EagleDraft, *arguments: Any, **sizes: Any) -> None:
         """`taps`: those of the layer's weights. Further arguments as those of `DraftedSteps`."""
         super().__init__(draft, *arguments, **sizes)

@@ -86,19 +86,6 @@ class TransformersCudaDecoder:
         mlps: Sequence[CudaMlp] | None = None,
     ) -> Hidden:
         """Writes the KV of all positions; returns the input of `logits`, valid until the next forward pass."""
-        self.attend_all(stream, inputs, cache, attention, fusions)
-        return self.hidden(len(inputs.tokens), fusions.adding)
-
-    @torch.inference_mode()
-    def attend_all(
-        self,
-        stream: int,
-        inputs: DeviceInputs,
-        cache: KVCache,
-        attention: StepAttention,
-        fusions: Fusions,
-    ) -> None:
-        """As `CudaDecoder.attend_all`, but the whole model's own forward: its last layer is not known apart."""
         num_tokens = len(inputs.tokens)
         attended = self._attended[:num_tokens]
 
@@ -113,11 +100,7 @@ class TransformersCudaDecoder:
         if self._hidden is None:
             self._hidden = computed.new_zeros(self._max_tokens, computed.shape[-1])
         self._hidden[:num_tokens] = computed
-
-    def finish(self, stream: int, num_tokens: int, fusions: Fusions, rows: Tensor | None = None) -> Hidden:
-        """As `CudaDecoder.finish`."""
-        hidden = self.hidden(num_tokens, fusions.adding)
-        return hidden if rows is None else hidden.select(rows)
+        return self.hidden(num_tokens, fusions.adding)
 
     def hidden(self, num_tokens: int, adding: Adding) -> Hidden:
         """Returns the hidden states that the last `forward`, of `num_tokens` positions, left."""
