@@ -129,7 +129,8 @@ class Commands:
         if sequence.end is not None and sequence.end.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return
         end = End(FinishReason.STOP, stop_string=cut.stop_string)
-        sampled_behind = sequence.num_generated - max(cut.num_tokens, sequence.request.num_received)
+        # None if an earlier cut left fewer tokens than the client had received.
+        sampled_behind = max(0, sequence.num_generated - max(cut.num_tokens, sequence.request.num_received))
         self._requests.ledger.take_back(sequence.request.tenant, sampled_behind)
         del sequence.tokens[sequence.prompt_len + cut.num_tokens :]
         del sequence.logprobs[max(0, cut.num_tokens - sequence.request.num_received) :]

@@ -18,7 +18,7 @@ from tests.support.attention_runs import attention_of, check, run_decode, to_dev
 from tests.support.verify_cases import VerifyBatch, VerifyCase
 
 DEVICE = torch.device("cuda")
-POSITIONS = (1, 2, 3, 4, 6, 8, 5)
+POSITIONS = (1, 2, 3, 4, 6, 8, 5, 7)
 SHAPES = (
     # head_dim, num_heads, num_kv_heads, block_size
     (16, 6, 2, 16),

@@ -30,7 +30,7 @@ HOPPER, OTHERS = "sm_90a", "sm_80"
 HEADS = [(64, False), (64, True), (96, False), (96, True), (128, False), (128, True), (256, False), (256, True)]
 ODD_HEADS = [(16, False), (48, False), (80, False), (176, False)]
 GROUPS = [(1, 1), (4, 2), (9, 3), (4, 1), (28, 4), (16, 2), (16, 1), (40, 2)]
-POSITIONS = [1, 2, 3, 4, 6, 8, 5]
+POSITIONS = [1, 2, 3, 4, 6, 8, 5, 7]
 
 
 @pytest.fixture

@@ -199,6 +199,17 @@ def test_a_cut_takes_back_what_was_sampled_beyond_the_stop_string() -> None:
     assert record.end.stop_string == "end" and record.end.num_tokens == 3
 
 
+def test_a_repeated_cut_within_received_tokens_charges_nothing() -> None:
+    stack, session = stack_with_runner(retention_s=60, retention_requests=10)
+    request = stack.submit([1, 2], 90, received=pack([3, 4, 5, 6]), tenant="t")
+    stack.advance(session, 8)
+    assert request.first_sequence_id is not None and stack.engine.ledger.account("t").sampled_tokens > 0
+    for _ in range(3):  # of several streams that replay the same tokens
+        stack.front.put(cut=engine_pb2.Cut(sequence_id=request.first_sequence_id, num_tokens=1, stop_string="end"))
+    finish(stack, session)
+    assert stack.engine.ledger.account("t").sampled_tokens == 0
+
+
 def test_finished_requests_stay_attachable_for_their_retention() -> None:
     stack, session = stack_with_runner(retention_s=10, retention_requests=2)
     for number in range(3):
