@@ -4,6 +4,11 @@
 #include "hopper_converter.cuh"
 #include "wgmma.cuh"
 
+// Steps of a head's 16 elements whose queries a thread has in registers, where they take no time of shared memory.
+#ifndef QUERY_STEPS
+#define QUERY_STEPS 0
+#endif
+
 using ScoreProduct = Wgmma<Operand, kScores>;
 using ValueProduct = Wgmma<Operand, kOutputs>;
 
@@ -33,6 +38,7 @@ struct Products {
     int plain_begin, plain_end;  // tiles whose keys are all visible to all of the warpgroup's queries
     float scores[kScores];
     float outputs[kOutputs];
+    unsigned queries[QUERY_STEPS ? QUERY_STEPS : 1][4];
 
     // Starts the product of the queries and keys of the current stages.
     __device__ __forceinline__ void score() {
@@ -42,8 +48,12 @@ struct Products {
 #pragma unroll
         for (int k = 0; k < HEAD_DIM / 16; k++) {
             int part = k / 4, step = k % 4 * 2;
-            ScoreProduct::multiply(
-                scores, a + part * (kQueryPartBytes >> 4) + step, b + part * (kKeyPartBytes >> 4) + step, k > 0);
+            unsigned keys = b + part * (kKeyPartBytes >> 4) + step;
+            if (k < QUERY_STEPS) {
+                ScoreProduct::multiply(scores, queries[k], keys, k > 0);
+            } else {
+                ScoreProduct::multiply(scores, a + part * (kQueryPartBytes >> 4) + step, keys, k > 0);
+            }
         }
         wgmma_commit();
     }
@@ -77,11 +87,17 @@ struct Products {
     }
 
     // Makes operands of the piece's queries.
-    __device__ __forceinline__ void prepare_queries() const {
+    __device__ __forceinline__ void prepare_queries() {
 #if FP8_CACHE
         convert_queries(shared.queries().tile(query_ring.stage) + index * (64 * 128), threadIdx.x & 127);
         asm volatile("bar.sync %0, 128;" ::"r"(3 + index) : "memory");
 #endif
+#pragma unroll
+        for (int k = 0; k < QUERY_STEPS; k++) {
+            int lane = threadIdx.x & 31, row = lane & 15, chunk = k % 4 * 2 + (lane >> 4);
+            unsigned line = shared.queries().tile(query_ring.stage) + k / 4 * kQueryPartBytes + (warp_row + row) * 128;
+            load_matrices(queries[k], line + ((chunk ^ (row & 7)) << 4));
+        }
     }
 
     __device__ __forceinline__ void release_keys() {

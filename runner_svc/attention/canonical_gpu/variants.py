@@ -141,9 +141,19 @@ class CanonicalHopperVariant(HopperPrefillVariant):
         return (2, 6, 6) if self.shape.head_dim == 64 else (2, 6, 4)
 
     @property
+    def query_steps(self) -> int:
+        """Steps of 16 elements of queries that are in registers: all of a head's, if there is room.
+
+        Small tiles read queries from shared memory as often as keys, and its bandwidth is what they wait for.
+        """
+        if self.shape.fp8_cache:
+            return 0
+        return min(self.shape.head_dim // 16, 7 if self.shape.soft_cap is None else 6)
+
+    @property
     def raw_stages(self) -> int:
         return 2 if self.shape.fp8_cache else 0
 
     @property
     def defines(self) -> dict[str, int | str]:
-        return super(CanonicalHopperVariant, self).defines | {"CANONICAL": 1}
+        return super(CanonicalHopperVariant, self).defines | {"CANONICAL": 1, "QUERY_STEPS": self.query_steps}
