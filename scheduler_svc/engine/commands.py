@@ -184,6 +184,7 @@ class Commands:
         self._requests.outbox.message(worker, engine_pb2.FromEngine(status_reply=reply))
 
     def _flush_prefixes(self, worker: bytes, flush: engine_pb2.FlushPrefixes) -> None:
+        self._pool.flushes.flushed()
         for session, scheduler in self._pool.schedulers.items():
             scheduler.prefix.flush(scheduler.table)
             self._pool.wake(session)  # its next plan purges its host pool

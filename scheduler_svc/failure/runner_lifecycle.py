@@ -138,6 +138,7 @@ class RunnerLifecycle:
         scheduler.begin_after(proven.last_plan)
         if scheduler.tiers is not None:
             scheduler.tiers.open()
+            scheduler.tiers.host.purge_unknown()  # what it had is not trusted: no successor may find it either
         self._enter(proven.session, scheduler)
 
     def _refuses(self, session: int, hello: plan_pb2.Hello) -> bool:
@@ -164,9 +165,9 @@ class RunnerLifecycle:
             self._runners.drop(event.session, str(error))
             return
         scheduler = self._add(event.session, hello)
-        self._open_host_pool(event)
         self._recovering_until_at = self._requests.ledger.now_s + RECOVERY_S
         going_on = self._recovery.adopt(scheduler, residents)
+        self._open_host_pool(event)
         self._requests.totals.adopted += going_on
         log.info("a runner's sequences go on", runner=hello.runner_id, held=len(residents), going_on=going_on)
         self._enter(event.session, scheduler)
@@ -182,7 +183,10 @@ class RunnerLifecycle:
         except BadHostBlocks as error:
             self._runners.drop(event.session, str(error))
             return
-        if kept:
+        if self._pool.flushes.must_flush(scheduler.hello.runner_id):
+            scheduler.prefix.flush(scheduler.table)
+            self._pool.wake(event.session)  # its next plan purges its host pool
+        elif kept:
             log.info("a host pool is kept", runner=scheduler.hello.runner_id, blocks=kept)
 
     def _add(self, session: int, hello: plan_pb2.Hello) -> Scheduler:
@@ -234,6 +238,7 @@ class RunnerLifecycle:
         if scheduler is None:
             self._probation.lost(event)
             return
+        self._pool.flushes.lost(scheduler)
         self._kv_feed.leave(event.session, scheduler)
         self._probation.note_loss(scheduler, event)
         suspects = suspects_of(scheduler)

@@ -282,6 +282,10 @@ class HostPool:
         """Removes all content for good."""
         self.purge([*self._block_of, *self._stale.values()])
 
+    def purge_unknown(self) -> None:
+        """Removes for good what the runner may have kept, of which this fresh pool knows nothing."""
+        self.purged = list(range(1, self.num_blocks + 1))
+
     def name_of(self, block: int) -> bytes | None:
         """Returns the name of the block's content; None if it has none, or that was forgotten."""
         return self._name_of[block]

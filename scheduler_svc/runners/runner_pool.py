@@ -18,6 +18,7 @@ from scheduler_svc.link.likeness import Likeness
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.plan.plan_timing import TimingRule
 from scheduler_svc.policy import PolicyGuard
+from scheduler_svc.runners.flushes import Flushes
 from scheduler_svc.runners.rank_groups import RankGroups
 from scheduler_svc.scheduler.prefix_cache import SharingRules
 from scheduler_svc.scheduler.retention import HintLimits
@@ -61,6 +62,7 @@ class RunnerPool:
         self.likeness = Likeness()
         self.secret = NamingSecret()
         """With which the KV blocks of all runners are named."""
+        self.flushes = Flushes()
         self.groups = RankGroups()
         self._settings = settings
         self._clock = clock

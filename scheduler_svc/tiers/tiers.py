@@ -44,6 +44,8 @@ class Tiers:
         self.loads = HostLoads(pool, self.host, CopyTimes(hello.load_block_ns), step_times, clock)
         self.is_open = False
         """Whether copies may begin: it is known what the runner has kept from a former session."""
+        self.purged_in = 0
+        """Number of the last plan that purged anything."""
         self.answered = 0
         """Plans without rows whose results have arrived."""
         self._pool = pool
@@ -93,6 +95,7 @@ class Tiers:
         """Adds the copies begun since the last plan to this one, and what was purged."""
         if self.host.purged:
             plan.purged_host_blocks, self.host.purged = pack(self.host.purged), []
+            self.purged_in = number
         if self.offloads.line.unsent:
             offloads = self.offloads.line.send(number)
             plan.offload_sources, plan.offload_targets, plan.offload_counts = _columns(offloads)

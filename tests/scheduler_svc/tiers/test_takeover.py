@@ -99,6 +99,69 @@ def test_a_successor_does_not_find_what_was_flushed_not_even_copies_under_way() 
     served.stack.assert_clean()
 
 
+@pytest.mark.parametrize("holds", [False, True])
+def test_what_is_flushed_before_a_runner_has_said_what_it_keeps_does_not_come_back(holds: bool) -> None:
+    served = flooded()
+    runner = served.stack.runners.kill(served.session, Loss.SILENT)
+    served.stack.step()
+    served.stack.runners.connect(99, runner, former=served.session, holds=holds)
+    served.stack.front.put(flush_prefixes=engine_pb2.FlushPrefixes(handle=9))
+    served.stack.step()  # the runner joins before the flush
+    served.stack.step()
+    assert tiers(served).is_open and tiers(served).host.num_ready == 0
+    of_now(served).finish()
+    served.stack.restart_scheduler()
+    assert tiers(served).is_open and tiers(served).host.num_ready == 0
+    served.stack.assert_clean()
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_what_is_flushed_while_a_runner_is_lost_does_not_come_back(connected: bool) -> None:
+    """`connected`: it is lost between the flush and the plan that says it."""
+    served = flooded()
+    flush = engine_pb2.FlushPrefixes(handle=9)
+    if connected:
+        served.stack.front.put(flush_prefixes=flush)
+        served.stack.step()
+        served.stack.step()
+        assert served.scheduler.in_flight
+    runner = served.stack.runners.kill(served.session, Loss.SILENT)
+    served.stack.step()
+    if not connected:
+        served.stack.front.put(flush_prefixes=flush)
+        served.stack.step()
+    served.stack.runners.connect(99, runner, former=served.session, holds=True)
+    served.stack.step()
+    served.stack.step()
+    assert tiers(served).is_open and tiers(served).host.num_ready == 0
+    served = of_now(served)
+    for seed in range(1, 9):
+        served.stack.submit(prompt(LENGTH, seed), OUTPUT)
+        served.finish()
+    ready = tiers(served).host.num_ready
+    runner = served.stack.runners.kill(served.session, Loss.SILENT)
+    served.stack.runners.connect(100, runner, former=served.session)
+    served.stack.step()
+    served.stack.step()
+    assert tiers(served).host.num_ready == ready > 0, "copies made since are kept"
+    served.stack.assert_clean()
+
+
+def test_no_successor_finds_what_a_runner_had_copied_before_it_was_on_probation() -> None:
+    served = flooded()
+    served.stack.submit(prompt(LENGTH, 80), OUTPUT)
+    served.stack.step()
+    runner = served.stack.runners.kill(served.session, Loss.FAULT)
+    served.stack.step()
+    served.stack.runners.connect(99, runner, former=served.session)
+    Service(served.stack, 99, served.copier).finish()
+    assert list(served.stack.engine.pool.schedulers) == [99]
+    known = set(tiers(served).host.all_names())
+    served.stack.restart_scheduler()
+    assert tiers(served).is_open and set(tiers(served).host.all_names()) <= known
+    served.stack.assert_clean()
+
+
 def test_a_copy_that_is_forgotten_before_its_plan_is_sent_has_no_name() -> None:
     served = flooded()
     offloads, host = tiers(served).offloads, tiers(served).host
