@@ -156,7 +156,16 @@ def fork_if_asked(settings: RunnerSettings, serve: ServeRank) -> None:
     if told is None:
         return
     task = json.loads(told)
+    _end_threads()
     become_warm(socket.socket(fileno=task["control"]), task["page"], task["launcher"], serve, settings, task["modules"])
+
+
+def _end_threads() -> None:
+    """Ends the threads that OpenBLAS starts when numpy is imported, as any fork does; it starts them again at need."""
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 def become_warm(

@@ -123,8 +123,7 @@ class Retention:
         names = self._tree.names(prefix, own=True)
         prefix.retain_s, prefix.valued_at = 0.0, -1.0
         kept = {name for name in names if self._pool.has(name)}
-        offloading = {block for blocks in self._tiers.offloads.held() for block in blocks} if self._tiers else set()
-        num_purged = self._pool.purge(names, offloading)
+        num_purged = self._pool.purge(names, set() if self._tiers is None else self._tiers.copying())
         if self._tiers is not None:
             num_purged += sum(self._tiers.host.has(name) for name in names if name not in kept)
             self._tiers.purge(names)

@@ -9,6 +9,7 @@ not confirmed is lost.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -137,6 +138,11 @@ class Tiers:
             loads.lost(load)
         for load in arrived:
             loads.done(load, loads_s[load.number])
+
+    def copying(self) -> set[int]:
+        """Returns the blocks of the cache that are being offloaded, or loaded for no sequence that waits."""
+        loading = (load.targets for load in self.loads.line if load.pin.is_released)
+        return {block for blocks in chain(self.offloads.held(), loading) for block in blocks}
 
     def prefetch(self, names: list[bytes]) -> int:
         """Begins to load what the cache lacks of a prefix, front to back, into up to half of the free blocks; returns

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from runner_svc.launch.fitness import has_gpus
-from runner_svc.launch.forking import modules
+from runner_svc.launch.forking import READY, modules, start_anew
 from runner_svc.launch.rank_child import ForkedRank
 from runner_svc.launch.starting import BROKEN
 from runner_svc.launch.warm import end
@@ -72,7 +72,7 @@ def test_what_ranks_on_gpus_import_can_be_forked() -> None:
 import importlib, os, sys
 from runner_svc.launch.fitness import unfit
 from runner_svc.launch.fitness import has_gpus
-from runner_svc.launch.forking import modules
+from runner_svc.launch.forking import READY, modules, start_anew
 from runner_svc.settings.runner_settings import RunnerSettings
 for name in modules(RunnerSettings(device="cuda"), on_gpus=True):
     importlib.import_module(name)
@@ -93,3 +93,21 @@ def test_what_is_imported_ahead() -> None:
     hashes, cpu = RunnerSettings(device="hash"), RunnerSettings(device="cpu")
     assert "torch" in modules(hashes, on_gpus=False) and "cupy" not in modules(cpu, on_gpus=False)
     assert {"cupy", "runner_svc.gpu.ranked.backend"} <= set(modules(RunnerSettings(device="cuda"), on_gpus=True))
+
+
+def test_a_new_program_can_fork_although_numpy_has_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    command = [sys.executable, "-m", "runner_svc.main", "--device=hash", "--tensor-parallel=2"]
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    page = os.memfd_create("page")
+    pid = start_anew(command, theirs.fileno(), page, ["numpy.random"])
+    try:
+        theirs.close()
+        ours.settimeout(120)
+        assert ours.recv(1) == READY, "it has ended, as it can't be forked"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        ours.close()
+        os.close(page)

@@ -85,6 +85,26 @@ def test_a_successor_does_not_find_what_a_conversation_was_forgotten_of() -> Non
     served.stack.assert_clean()
 
 
+def test_what_is_forgotten_while_it_is_prefetched_is_nowhere() -> None:
+    served = flooded()
+    served.stack.submit(prompt(LENGTH, 70), OUTPUT, conversation_id="x")
+    served.finish()
+    pool = served.scheduler.pool
+    names = pool.tree.names(pool.tree.find("", "x"))[::-1]
+    for seed in range(71, 75):  # so that its blocks leave the cache
+        served.stack.submit(prompt(LENGTH, seed), OUTPUT)
+        served.finish()
+    assert tiers(served).prefetch(names)
+    served.stack.engine.pool.wake(served.session)
+    served.stack.step()
+    assert tiers(served).loads.line.in_flight
+    served.stack.front.put(forget=engine_pb2.Forget(handle=9, conversation_id="x"))
+    served.finish()
+    assert not tiers(served).loads.line
+    assert not any(map(pool.has, names)) and not any(map(tiers(served).host.has, names))
+    served.stack.assert_clean()
+
+
 def test_a_successor_does_not_find_what_was_flushed_not_even_copies_under_way() -> None:
     served = flooded()
     served.stack.submit(prompt(2 * LENGTH, 80), OUTPUT)
