@@ -128,8 +128,8 @@ class Recovery:
                 and self._goes_on(sequence, resident)
                 and self._may_run(sequence, requests)
             ):
+                self._charge_prompt(sequence)
                 scheduler.admission.resume(sequence, resident.slot, resident.blocks, resident.computed)
-                self._charge(sequence)
                 going_on += 1
             else:
                 scheduler.drop_slot(resident.slot, resident.blocks)
@@ -190,7 +190,7 @@ class Recovery:
     def _goes_on(self, sequence: Sequence, resident: Resident) -> bool:
         """Removes the sequence from every queue and sets it to the runner's state; returns False if that ends it.
 
-        Tokens sampled after an end are dropped.
+        Tokens sampled after an end are dropped. The tenant is charged for those that are new here.
         """
         known, tokens = len(sequence.log), resident.tokens
         end = None
@@ -201,6 +201,7 @@ class Recovery:
                 break
         self._requests.discard_waiting(sequence)
         self._requests.outbox.more(sequence, tokens[known:])
+        self._requests.ledger.restore(sequence.request.tenant, 0, len(tokens) - known)
         sequence.log, sequence.hashes = logged(tokens), []
         sequence.cached_tokens = resident.context.cached_tokens
         if end is not None:
@@ -218,11 +219,13 @@ class Recovery:
             shares.enter(sequence, self._requests.queue)
         return False
 
-    def _charge(self, sequence: Sequence) -> None:
-        """Charges the tenant for the tokens that the former scheduler computed for a running sequence."""
-        num_received = sequence.request.num_received  # they are computed with the prompt
-        served = sequence.prompt_len + num_received - sequence.cached_tokens
-        self._requests.ledger.restore(sequence.request.tenant, served, sequence.num_generated - num_received)
+    def _charge_prompt(self, sequence: Sequence) -> None:
+        """Charges the tenant for the prompt that the former scheduler computed for a running sequence; nothing for one
+        that this scheduler has admitted before."""
+        if sequence.admitted:
+            return
+        known = sequence.prompt_len + sequence.request.num_received  # they are computed together
+        self._requests.ledger.restore(sequence.request.tenant, known - sequence.cached_tokens, 0)
 
     def _rebuild(self, resident: Resident, first_id: int) -> Request:
         """Rebuilds the request without a client, with all its choices at their beginning."""

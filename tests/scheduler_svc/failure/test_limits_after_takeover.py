@@ -160,6 +160,35 @@ def test_what_runs_is_charged_to_its_tenant() -> None:
     assert stack.engine.ledger.account("capped").sampled_tokens == 80
 
 
+def test_a_runner_that_comes_back_charges_nothing_twice() -> None:
+    """To the scheduler that has charged what its sequences were served before the runner was lost."""
+    stack = stack_with_runners(4)
+    requests = [submit(stack, "plain", number) for number in range(2)]
+    advance(stack, 10)
+    (session,) = stack.runners.runners
+    survivor = stack.runners.kill(session)
+    stack.step()
+    stack.runners.connect(99, survivor, former=session, holds=True)
+    stack.step()
+    stack.step()  # with its snapshot
+    assert most_running(stack) == 2
+    advance_until_idle(stack)
+    assert_whole(requests)
+    account = stack.engine.ledger.account("capped")
+    assert (account.prompt_tokens, account.sampled_tokens) == (6, 80)
+
+
+def test_what_keeps_its_tokens_but_waits_is_charged_for_them_too() -> None:
+    stack = stack_with_runners(4)
+    requests = [submit(stack, "plain", number) for number in range(4)]
+    advance(stack, 10)
+    stack.settings = stack.settings.model_copy(update={"tenant_limits": {"capped": _limits(running=1)}})
+    stack.restart_scheduler()
+    advance_until_idle(stack)
+    assert_whole(requests)
+    assert stack.engine.ledger.account("capped").sampled_tokens == 160
+
+
 def test_what_was_taken_over_is_not_shed() -> None:
     """Its client has received tokens, though all its sequences wait."""
     stack = stack_with_runners(1, max_waiting_requests=2)
