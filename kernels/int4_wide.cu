@@ -160,11 +160,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) int4_wide(
     const int warp = __shfl_sync(kFullWarp, threadIdx.x >> 5, 0);
     if (warp >= kConsumers / 32) {
         if (kMovesRegisters) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kOtherRegisters));
-        if (warp == kConsumers / 32) Producer(shared, matrix, &inputs, problem, pieces).produce();
+        Producer producer(shared, matrix, &inputs, problem, pieces);
+        if (warp == kConsumers / 32) producer.produce_inputs();
         if (warp == kConsumers / 32 + 1) {
-            read_scales(shared.scales(), ends);
-            __syncwarp();
-            asm volatile("bar.arrive %0, %1;" ::"r"(1), "r"(kConsumers + 32) : "memory");
+            producer.produce_codes([&] {
+                read_scales(shared.scales(), ends);
+                __syncwarp();
+                asm volatile("bar.arrive %0, %1;" ::"r"(1), "r"(kConsumers + 32) : "memory");
+            });
         }
     } else {
         if (kMovesRegisters) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));

@@ -104,7 +104,8 @@ struct Pieces {
     }
 };
 
-// One warp, which copies codes and x. Each lane copies codes that are contiguous.
+// A warp that copies codes, of which each lane copies those that are contiguous, or one that copies x: neither waits for
+// stages of the other's ring, so that both are as far ahead as their rings are long.
 struct Producer {
     static constexpr int kEach = (kOwnStrips + 2) / kTileStrips + 1;  // most tiles in memory over which strips lie
     static_assert(kHalves * kEach <= 32, "a lane has one piece");
@@ -133,7 +134,7 @@ struct Producer {
     const char* matrix;
     const TensorMap* inputs;
     Problem problem;
-    Steps coded, multiplied;
+    Steps steps;
     int lane = threadIdx.x % 32;
     const char* source = nullptr;  // of the tile's first step
     int bytes = 0;
@@ -143,17 +144,21 @@ struct Producer {
 
     __device__ __forceinline__ Producer(
         Shared shared, const char* matrix, const TensorMap* inputs, const Problem& problem, const Pieces& pieces)
-        : shared(shared), matrix(matrix), inputs(inputs), problem(problem), coded(pieces), multiplied(pieces) {}
+        : shared(shared), matrix(matrix), inputs(inputs), problem(problem), steps(pieces) {}
 
-    // The first codes are copied before the wait for predecessors.
-    __device__ __forceinline__ void produce() {
-        for (int i = 0; i < CODE_STAGES && coded.more(); i++) copy_codes();
+    // The first codes are copied before the wait for predecessors, which `meanwhile` contains.
+    template <typename Act>
+    __device__ __forceinline__ void produce_codes(Act meanwhile) {
+        for (int i = 0; i < CODE_STAGES && steps.more(); i++) copy_codes();
+        meanwhile();
+        while (steps.more()) copy_codes();
+    }
+    __device__ __forceinline__ void produce_inputs() {
         wait_for_predecessors();
-        while (multiplied.more()) {
-            multiplied.advance();
-            copy_inputs(2 * multiplied.step());
-            copy_inputs(2 * multiplied.step() + 1);
-            if (coded.more()) copy_codes();
+        while (steps.more()) {
+            steps.advance();
+            copy_inputs(2 * steps.step());
+            copy_inputs(2 * steps.step() + 1);
         }
     }
 
@@ -171,13 +176,13 @@ private:
         source = matrix + static_cast<long long>(tile) * problem.steps * kTileBytes + (begin - tile * kTileStrips) * kStripBytes;
     }
     __device__ __forceinline__ void copy_codes() {
-        if (coded.advance()) find(coded.piece.tile);
+        if (steps.advance()) find(steps.piece.tile);
         const unsigned full = shared.code_full(code_ring.stage);
         barrier_wait(full + 8, code_ring.parity);
-        if (lane == 0) barrier_expect(full, kHalves * problem.present(coded.piece.tile) * kStripBytes);
+        if (lane == 0) barrier_expect(full, kHalves * problem.present(steps.piece.tile) * kStripBytes);
         __syncwarp();
         if (bytes > 0) {
-            copy_bytes(shared.base + shared.codes(code_ring.stage) + place, source + coded.step() * kTileBytes, bytes, full);
+            copy_bytes(shared.base + shared.codes(code_ring.stage) + place, source + steps.step() * kTileBytes, bytes, full);
         }
         code_ring.advance();
     }
@@ -186,7 +191,7 @@ private:
         barrier_wait(full + 8, input_ring.parity);
         if (lane == 0) {
             barrier_expect(full, kInputBytes);
-            copy_tensor(shared.inputs(input_ring.stage), inputs, 0, multiplied.piece.token, plane, full);
+            copy_tensor(shared.inputs(input_ring.stage), inputs, 0, steps.piece.token, plane, full);
         }
         input_ring.advance();
     }

@@ -78,7 +78,7 @@ NO_X = (
     Change(WIDE, "copy_tensor(shared.inputs(", "if (false) copy_tensor(shared.inputs("),
 )
 NO_CODES = (
-    Change(WIDE, "kHalves * problem.present(coded.piece.tile) * kStripBytes);", "0);"),
+    Change(WIDE, "kHalves * problem.present(steps.piece.tile) * kStripBytes);", "0);"),
     Change(WIDE, "if (bytes > 0) {", "if (false) {"),
 )
 WIDE_TRIALS: Mapping[str, Sequence[Change]] = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from runner_svc.cuda.int4.int4_variant import Int4Variant
+from runner_svc.cuda.int4.timed_variants import timed
 from runner_svc.cuda.int4.wide_variant import WideVariant
 
 BLOCK_BYTES = 227 << 10
@@ -50,3 +52,16 @@ def test_matrices_of_8b_keep_most_multiprocessors_busy(tiles: int, steps: int, e
     blocks = WideVariant.choose(132, tokens, tiles, steps, 4224, f"EPILOGUE_{epilogue}").grid(tiles, 132, tokens)
     rounds = -(-blocks // 132)
     assert blocks >= 0.72 * rounds * 132
+
+
+@pytest.mark.parametrize("epilogue", ["EPILOGUE_STORE", "EPILOGUE_GATED", "EPILOGUE_RESIDUAL"])
+@pytest.mark.parametrize(("tiles", "steps"), MATRICES)
+def test_from_33_rows_on_they_are_timed_beside_tiles(tiles: int, steps: int, epilogue: str) -> None:
+    shape = (tiles, steps, 4224, epilogue)
+    for rows in (33, 64, 128):
+        wide = WideVariant.choose(132, rows, *shape)
+        assert timed(1, 132, rows, *shape) == wide
+        mixed = rows <= 64 and epilogue == "EPILOGUE_RESIDUAL"
+        assert (timed(2, 132, rows, *shape) == wide) == mixed
+        assert isinstance(timed(2, 132, rows, *shape), WideVariant if mixed else Int4Variant)
+    assert isinstance(timed(1, 132, 32, *shape), Int4Variant)
