@@ -137,6 +137,7 @@ OTHER_WRITERS = {
     "speculation.medusa_training",  # that of heads
     "speculation.peer",  # a job for its process
     "startup.random_checkpoint",  # a checkpoint's index
+    "tensor_parallel.killed",  # a smaller model's configuration
     "tensor_parallel.processes",  # results of ranks
     "tensor_parallel.steps",  # a model's configuration
 }
