@@ -18,6 +18,9 @@ STATUS_DETAILS_KEY = "grpc-status-details-bin"
 _WRITE_FAILED = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 """grpc.aio's error for a message that could not be written because the connection broke; not from the server."""
 
+_SHUT_DOWN = (grpc.StatusCode.CANCELLED, "CANCELLED")
+"""gRPC's words for a call that a server cut off as it shut down. A caller's own cancellation has others."""
+
 _DEADLINE_PASSED = "the call's deadline passed before the server had answered"
 
 _OTHER_PROTOCOLS = {
@@ -122,6 +125,8 @@ def from_rpc_error(error: grpc.RpcError) -> RosterError:
     call: Any = error
     if (call.code(), call.details()) == _WRITE_FAILED:
         return UnavailableError(grpc.StatusCode.UNAVAILABLE, "the connection broke while a message was written")
+    if (call.code(), call.details()) == _SHUT_DOWN:
+        return UnavailableError(grpc.StatusCode.UNAVAILABLE, "the server shut down during the call; try again")
     if call.code() is grpc.StatusCode.DEADLINE_EXCEEDED and "deadline exceeded" in (call.details() or "").lower():
         return DeadlineError(grpc.StatusCode.DEADLINE_EXCEEDED, _DEADLINE_PASSED)  # gRPC's own words, not the server's
     if call.code() is grpc.StatusCode.UNAVAILABLE:

@@ -82,6 +82,14 @@ def test_a_message_that_could_not_be_written_is_a_broken_connection() -> None:
     assert "connection broke" in str(error)
 
 
+def test_a_call_that_a_server_cut_off_as_it_shut_down_may_be_sent_again() -> None:
+    """Also one that had not begun, which the caller sends again only if no server was there."""
+    error = from_rpc_error(Call(grpc.StatusCode.CANCELLED, "CANCELLED", ()))
+    assert isinstance(error, errors.UnavailableError) and is_broken(error) and "shut down" in str(error)
+    own = from_rpc_error(Call(grpc.StatusCode.CANCELLED, "Locally cancelled by application!", ()))
+    assert isinstance(own, errors.RequestCancelledError)
+
+
 def test_grpcs_words_for_a_passed_deadline_are_ours_and_the_servers_are_kept() -> None:
     for details in ("Deadline Exceeded", "Stream removed (Deadline Exceeded)"):
         error = from_rpc_error(Call(grpc.StatusCode.DEADLINE_EXCEEDED, details, ()))
