@@ -74,10 +74,10 @@ class Launcher:
         self._size = settings.tensor_parallel
         self._page = create()
         self._board = Board(attach(self._page), self._size)
-        on_gpus = settings.device in ("auto", "cuda") and has_gpus()
-        forks = settings.fork_ranks == "on"
-        self._warm = Warm(settings, serve, self._page, on_gpus, self._command) if forks else None
-        if self._warm is not None:
+        self._warm: Warm | None = None
+        if settings.fork_ranks == "on":
+            on_gpus = settings.device in ("auto", "cuda") and has_gpus()
+            self._warm = Warm(settings, serve, self._page, on_gpus, self._command)
             self._warm.start()  # before this process has threads
         self._others = OtherNodes(settings, self._page)
         self._ranks = {rank: _Rank() for rank in self._others.node.ranks}
