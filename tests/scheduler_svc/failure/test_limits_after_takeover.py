@@ -59,6 +59,16 @@ def submit(stack: Stack, kind: str, number: int, **fields: Any) -> Submitted:
     return request
 
 
+def with_a_lowered_limit() -> tuple[Stack, list[Submitted]]:
+    """Returns four sequences that ran, and a new scheduler whose tenant may run one."""
+    stack = stack_with_runners(4)
+    requests = [submit(stack, "plain", number) for number in range(4)]
+    advance(stack, 10)
+    stack.settings = stack.settings.model_copy(update={"tenant_limits": {"capped": _limits(running=1)}})
+    stack.restart_scheduler()
+    return stack, requests
+
+
 def most_running(stack: Stack) -> int:
     return sum(scheduler.table.num_running for scheduler in stack.engine.pool.schedulers.values())
 
@@ -94,11 +104,7 @@ def test_a_tenant_runs_as_many_as_it_may_over_takeovers(kind: str, choices: int)
 
 def test_a_limit_that_was_lowered_holds_at_once() -> None:
     """A sequence beyond the limit keeps its tokens, and waits."""
-    stack = stack_with_runners(4)
-    requests = [submit(stack, "plain", number) for number in range(4)]
-    advance(stack, 10)
-    stack.settings = stack.settings.model_copy(update={"tenant_limits": {"capped": _limits(running=1)}})
-    stack.restart_scheduler()
+    stack, requests = with_a_lowered_limit()
     assert most_running(stack) == 1
     live = [sequence for request in stack.engine.requests.book.live() for sequence in request.sequences]
     assert len(live) == 4 and all(sequence.num_generated > 5 for sequence in live)
@@ -179,11 +185,7 @@ def test_a_runner_that_comes_back_charges_nothing_twice() -> None:
 
 
 def test_what_keeps_its_tokens_but_waits_is_charged_for_them_too() -> None:
-    stack = stack_with_runners(4)
-    requests = [submit(stack, "plain", number) for number in range(4)]
-    advance(stack, 10)
-    stack.settings = stack.settings.model_copy(update={"tenant_limits": {"capped": _limits(running=1)}})
-    stack.restart_scheduler()
+    stack, requests = with_a_lowered_limit()
     advance_until_idle(stack)
     assert_whole(requests)
     assert stack.engine.ledger.account("capped").sampled_tokens == 160
